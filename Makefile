@@ -1,0 +1,42 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+# Variables rather than -c: they also pin the build backend, which pip installs in a place of its own.
+INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help:   ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST))
+
+demo: .venv/core   ## recover an 8-head attention layer from its inputs and outputs
+	$(BIN)/onelayer demo
+
+test: .venv/dev   ## run the tests and the examples in docstrings
+	$(BIN)/pytest
+
+lint: .venv/dev   ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src
+
+bench: .venv/dev   ## time recovery beside Adam and L-BFGS; success against sample size
+	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/samples.py
+
+clean:   ## remove the virtual environment and everything built
+	rm -rf .venv build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# Two stamps: the demo does not wait for torch and the development tools.
+.venv/core: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("onelayer needs Python 3.11 or newer, but $(PYTHON) is %d.%d: try make PYTHON=python3.11" % sys.version_info[:2])'
+	$(PYTHON) -m venv .venv
+	$(INSTALL) --editable .
+	@touch $@
+
+.venv/dev: .venv/core
+	$(INSTALL) --editable '.[dev]'
+	@touch $@

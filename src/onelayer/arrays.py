@@ -1,0 +1,166 @@
+"""Array namespaces, devices and dtypes: the only file that knows that backends differ.
+
+Everything else is written against the array API standard: the namespace `xp` comes from the
+arrays themselves, so the same code runs on numpy arrays and on torch tensors, on a CPU or a GPU.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import array_api_compat
+import numpy as np
+
+Array: TypeAlias = Any  # an array of any backend that follows the array API standard
+
+
+def namespace(*arrays: Array) -> ModuleType:
+    """The array API namespace of the arrays; `None`s are passed over."""
+    xp: ModuleType = array_api_compat.array_namespace(*[a for a in arrays if a is not None])
+    return xp
+
+
+def as_array(value: Any, name: str) -> Array:
+    """`value` as an array of its own backend; lists and the like become numpy arrays."""
+    if array_api_compat.is_array_api_obj(value):
+        return value
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{name} is a ragged sequence, expected a rectangular array") from error
+
+
+def as_real(value: Any, name: str) -> Array:
+    """`value` as an array of float64, or of float32 where it is already; refuses the rest.
+
+    Integers and Booleans are taken as numbers; complex, text and object arrays are refused, and
+    so are NaN and infinite entries.
+    """
+    array = as_array(value, name)
+    xp = namespace(array) if _is_numeric(array) else None
+    if xp is None:
+        raise TypeError(f"{name} has dtype {array.dtype}, expected real numbers")
+    if array.dtype != xp.float32:
+        array = xp.astype(array, xp.float64)
+    if array_api_compat.size(array) and not bool(xp.all(xp.isfinite(array))):
+        bad = int(xp.sum(xp.astype(~xp.isfinite(array), xp.int64)))
+        raise ValueError(f"{name} has {bad} NaN or infinite entries, expected finite numbers")
+    return array
+
+
+def as_boolean(value: Any, name: str) -> Array:
+    """`value` as an array of Booleans; zeros and ones of other dtypes are taken, others refused."""
+    array = as_array(value, name)
+    if not _is_numeric(array):
+        raise TypeError(f"{name} has dtype {array.dtype}, expected Booleans")
+    xp = namespace(array)
+    if array.dtype == xp.bool:
+        return array
+    if not bool(xp.all((array == 0) | (array == 1))):
+        raise ValueError(f"{name} has entries other than 0 and 1, expected Booleans")
+    return array != 0
+
+
+def place(array: Array, device: str | None) -> Array:
+    """The array on `device`: None leaves it where it is, "cpu" or "cuda" moves it.
+
+    Numpy arrays stay numpy arrays on the CPU and become torch tensors on a GPU.
+    """
+    if device is None or (device == "cpu" and array_api_compat.is_numpy_array(array)):
+        return array
+    torch = _torch_for(device)
+    if array_api_compat.is_torch_array(array):
+        return array.to(device)
+    return torch.as_tensor(to_numpy(array), device=device)
+
+
+def check_device(device: str | None) -> None:
+    """Refuse a device that is not there, before any work is done."""
+    if device is not None and device != "cpu":
+        _torch_for(device)
+
+
+def to_numpy(array: Array) -> np.ndarray[Any, Any]:
+    """The array as a numpy array on the CPU."""
+    if array_api_compat.is_torch_array(array):
+        array = array.detach().cpu()
+    return np.asarray(array)
+
+
+def like(array: np.ndarray[Any, Any], reference: Array) -> Array:
+    """A numpy array in the namespace, on the device and with the dtype of `reference`."""
+    xp = namespace(reference)
+    return xp.asarray(array, dtype=reference.dtype, device=device(reference))
+
+
+def beside(array: Array, reference: Array) -> Array:
+    """The array in the namespace and on the device of `reference`, its own dtype kept."""
+    if namespace(array) is namespace(reference) and device(array) == device(reference):
+        return array
+    return namespace(reference).asarray(to_numpy(array), device=device(reference))
+
+
+def device(array: Array) -> Any:
+    """Where the array lives."""
+    return array_api_compat.device(array)
+
+
+def zeros(shape: tuple[int, ...], reference: Array) -> Array:
+    """Zeros with the namespace, device and dtype of `reference`."""
+    return namespace(reference).zeros(shape, dtype=reference.dtype, device=device(reference))
+
+
+def ones(shape: tuple[int, ...], reference: Array) -> Array:
+    """Ones with the namespace, device and dtype of `reference`."""
+    return namespace(reference).ones(shape, dtype=reference.dtype, device=device(reference))
+
+
+def transpose(array: Array) -> Array:
+    """The last two axes exchanged."""
+    return namespace(array).matrix_transpose(array)
+
+
+def single(array: Array) -> Array:
+    """The array in float32."""
+    xp = namespace(array)
+    return xp.astype(array, xp.float32)
+
+
+def double(array: Array) -> Array:
+    """The array in float64."""
+    xp = namespace(array)
+    return xp.astype(array, xp.float64, copy=False)
+
+
+def epsilon(array: Array) -> float:
+    """The relative spacing of numbers of the array's dtype."""
+    return float(namespace(array).finfo(array.dtype).eps)
+
+
+def squared_norm(array: Array) -> float:
+    """The sum of the squares of all entries."""
+    return float(namespace(array).sum(array * array))
+
+
+def _is_numeric(array: Array) -> bool:
+    if array_api_compat.is_numpy_array(array):
+        return array.dtype.kind in "biuf"
+    xp = namespace(array)
+    return bool(xp.isdtype(array.dtype, ("bool", "integral", "real floating")))
+
+
+def _torch_for(device: str) -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ValueError(
+            f"device={device!r} needs torch, which is not installed: pip install onelayer[torch]"
+        ) from error
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ValueError(f"device={device!r} is unknown, expected 'cpu' or 'cuda'") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r} was asked for, but torch sees no CUDA GPU here")
+    return torch

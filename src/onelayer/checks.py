@@ -1,0 +1,64 @@
+"""Checks at the door: each returns the checked value or says what was got and what was expected."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+from onelayer import arrays
+from onelayer.arrays import Array
+
+
+def positive_int(value: Any, name: str) -> int:
+    """A whole number of at least 1."""
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} is {value!r}, expected a whole number of at least 1") from error
+    if isinstance(value, bool) or number < 1:
+        raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1")
+    return number
+
+
+def positive_number(value: Any, name: str) -> float:
+    """A finite number above 0."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} is {value!r}, expected a number above 0") from error
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{name} is {value!r}, expected a finite number above 0")
+    return number
+
+
+def token_array(X: Any, name: str = "X") -> Array:
+    """Examples of shape (n, tokens, dim): real, finite, not empty."""
+    array = arrays.as_real(X, name)
+    if array.ndim != 3:
+        raise ValueError(
+            f"{name} has shape {tuple(array.shape)}, expected three axes (examples, tokens, dim)"
+        )
+    if 0 in array.shape:
+        raise ValueError(f"{name} has shape {tuple(array.shape)}, expected at least one of each")
+    return array
+
+
+def key_mask(mask: Any, X: Array, name: str = "mask") -> Array | None:
+    """A Boolean array (n, tokens), True for the tokens that are there; None if all are."""
+    if mask is None:
+        return None
+    array = arrays.beside(arrays.as_boolean(mask, name), X)
+    expected = tuple(X.shape[:2])
+    if tuple(array.shape) != expected:
+        raise ValueError(
+            f"{name} has shape {tuple(array.shape)}, expected {expected}: one entry per token of X"
+        )
+    xp = arrays.namespace(array)
+    empty = xp.astype(~xp.any(array, axis=1), xp.int64)
+    if bool(xp.any(empty != 0)):
+        raise ValueError(
+            f"{name} leaves example {int(xp.argmax(empty))} without a token, "
+            "expected at least one True in every row"
+        )
+    return array

@@ -1,0 +1,264 @@
+"""AttentionLayer: the softmax multi-head attention layer that both halves of the package share."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from onelayer import arrays, attention, blocks, checks, interchange
+from onelayer.arrays import Array
+from onelayer.inputs import Seed
+
+
+@dataclass(frozen=True)
+class HeadMatch:
+    """How far one layer is from another, head by head, after the best matching of heads.
+
+    `permutation[i]` is the head that was matched with head i of the other layer, or -1 where
+    there was none left. `attention[i]` and `projection[i]` are relative Frobenius errors (the key
+    bias counts as a row of the attention matrix), infinite for unmatched heads; `output_bias` is
+    the relative error of the output bias.
+    """
+
+    permutation: np.ndarray[Any, Any]
+    attention: np.ndarray[Any, Any]
+    projection: np.ndarray[Any, Any]
+    output_bias: float
+
+
+class AttentionLayer:
+    """F(X) = Σ_i softmax(X Θ_i Xᵀ + 1 (X c_i)ᵀ) X W_i + b, rows of X are tokens.
+
+    `attention` holds the Θ_i, shape (m, d, d); `projection` the W_i, shape (m, d, e); `key_bias`
+    the c_i, shape (m, d), and `output_bias` b, shape (e,), may be None. Every multi-head layer
+    with query, key, value and output biases has this form: what is constant along a row of scores
+    does not change a softmax, and the value bias passes through to the output.
+
+    >>> layer = AttentionLayer.random(heads=2, dim=4, seed=0)
+    >>> layer(np.ones((5, 3, 4))).shape
+    (5, 3, 4)
+    """
+
+    def __init__(
+        self,
+        attention: Any,
+        projection: Any,
+        key_bias: Any = None,
+        output_bias: Any = None,
+    ) -> None:
+        self.attention = arrays.as_real(attention, "attention")
+        self.projection = arrays.as_real(projection, "projection")
+        self.key_bias = None if key_bias is None else arrays.as_real(key_bias, "key_bias")
+        self.output_bias = (
+            None if output_bias is None else arrays.as_real(output_bias, "output_bias")
+        )
+        self._check_shapes()
+
+    def _check_shapes(self) -> None:
+        shape = tuple(self.attention.shape)
+        if len(shape) != 3 or shape[1] != shape[2] or 0 in shape:
+            raise ValueError(f"attention has shape {shape}, expected (heads, dim, dim)")
+        heads, dim, _ = shape
+        shape = tuple(self.projection.shape)
+        if len(shape) != 3 or shape[:2] != (heads, dim) or 0 in shape:
+            raise ValueError(f"projection has shape {shape}, expected ({heads}, {dim}, out_dim)")
+        _check_shape(self.key_bias, "key_bias", (heads, dim))
+        _check_shape(self.output_bias, "output_bias", (shape[2],))
+
+    @classmethod
+    def random(
+        cls,
+        heads: int,
+        dim: int,
+        scale: float = 2.0,
+        rank: int | None = None,
+        out_dim: int | None = None,
+        seed: Seed = 0,
+        bias: bool = False,
+    ) -> AttentionLayer:
+        """A random layer: Gaussian attention matrices of Frobenius norm `scale`.
+
+        On Boolean and Gaussian inputs `scale` is the standard deviation of a score. `rank` makes
+        each attention matrix a product of two dim x rank factors; entries of the projections have
+        variance 1/dim; `bias=True` adds a key bias of norm `scale`/√dim and a normal output bias.
+
+        >>> AttentionLayer.random(heads=3, dim=8, rank=2).attention.shape
+        (3, 8, 8)
+        """
+        heads, dim = checks.positive_int(heads, "heads"), checks.positive_int(dim, "dim")
+        scale = checks.positive_number(scale, "scale")
+        out_dim = dim if out_dim is None else checks.positive_int(out_dim, "out_dim")
+        rng = np.random.default_rng(seed)
+        if rank is None:
+            theta = rng.standard_normal((heads, dim, dim))
+        else:
+            factors = rng.standard_normal((2, heads, dim, checks.positive_int(rank, "rank")))
+            theta = factors[0] @ np.swapaxes(factors[1], 1, 2)
+        theta *= scale / np.linalg.norm(theta, axis=(1, 2), keepdims=True)
+        projection = rng.standard_normal((heads, dim, out_dim)) / np.sqrt(dim)
+        if not bias:
+            return cls(theta, projection)
+        key_bias = rng.standard_normal((heads, dim)) * (scale / dim)
+        return cls(theta, projection, key_bias, rng.standard_normal(out_dim))
+
+    @property
+    def heads(self) -> int:
+        """The number of heads m."""
+        return int(self.attention.shape[0])
+
+    @property
+    def dim(self) -> int:
+        """The dimension d of a token."""
+        return int(self.attention.shape[1])
+
+    @property
+    def out_dim(self) -> int:
+        """The dimension e of an output row."""
+        return int(self.projection.shape[2])
+
+    def __repr__(self) -> str:
+        bias = self.key_bias is not None or self.output_bias is not None
+        return (
+            f"AttentionLayer(heads={self.heads}, dim={self.dim}, out_dim={self.out_dim}"
+            f"{', with biases' if bias else ''})"
+        )
+
+    def __call__(self, X: Any, mask: Any = None, causal: bool = False) -> Array:
+        """The outputs (n, tokens, out_dim) for examples X of shape (n, tokens, dim).
+
+        `mask` (n, tokens) is True for the tokens that may be attended to; with `causal` a token
+        attends to itself and those before it. A row that may attend to nothing gets the output
+        bias alone. The result has X's namespace, device and dtype, and memory beyond it is bounded.
+
+        >>> layer = AttentionLayer.random(heads=2, dim=4)
+        >>> layer(np.ones((1, 2, 4)), mask=[[True, False]]).shape
+        (1, 2, 4)
+        """
+        X = checks.token_array(X)
+        if X.shape[2] != self.dim:
+            raise ValueError(
+                f"X has tokens of dimension {X.shape[2]}, expected {self.dim} as the layer has"
+            )
+        mask = checks.key_mask(mask, X)
+        layer = self.to(X)
+        xp = arrays.namespace(X)
+        n, tokens, _ = X.shape
+        per_example = 8 * tokens * self.heads * (2 * self.dim + 2 * tokens)
+        outputs = [
+            layer._forward(X[part, ...], None if mask is None else mask[part, ...], causal)
+            for part in blocks.slices(n, per_example)
+        ]
+        return outputs[0] if len(outputs) == 1 else xp.concat(outputs, axis=0)
+
+    def _forward(self, X: Array, mask: Array | None, causal: bool) -> Array:
+        xp = arrays.namespace(X)
+        queries = X if self.key_bias is None else attention.with_constant(X)
+        stacked = attention.stack(self.attention, self.key_bias)
+        allowed = attention.allowed_pairs(mask, causal, X)
+        rows = attention.features(attention.weights(queries, X, stacked, allowed), X)
+        outputs = rows @ xp.reshape(self.projection, (-1, self.out_dim))
+        if self.output_bias is not None:
+            outputs = outputs + self.output_bias
+        return xp.reshape(outputs, (*X.shape[:2], self.out_dim))
+
+    def to(self, reference: Array) -> AttentionLayer:
+        """The same layer in the namespace, on the device and with the dtype of `reference`."""
+
+        def convert(array: Array | None) -> Array | None:
+            if array is None:
+                return None
+            xp = arrays.namespace(reference)
+            return xp.astype(arrays.beside(array, reference), reference.dtype, copy=False)
+
+        return AttentionLayer(
+            convert(self.attention),
+            convert(self.projection),
+            convert(self.key_bias),
+            convert(self.output_bias),
+        )
+
+    def distance(self, other: AttentionLayer) -> HeadMatch:
+        """Relative errors of this layer's heads as estimates of `other`'s, heads matched best.
+
+        >>> layer = AttentionLayer.random(heads=3, dim=4)
+        >>> same = AttentionLayer(layer.attention[::-1], layer.projection[::-1])
+        >>> same.distance(layer).permutation
+        array([2, 1, 0])
+        """
+        if (self.dim, self.out_dim) != (other.dim, other.out_dim):
+            raise ValueError(
+                f"the other layer maps dimension {other.dim} to {other.out_dim}, "
+                f"expected {self.dim} to {self.out_dim}"
+            )
+        mine, theirs = _as_points(self), _as_points(other)
+        errors = [_relative_errors(a, b) for a, b in zip(mine, theirs, strict=True)]
+        # Squares of capped errors: a head that is right decides before heads that are all wrong.
+        cost = sum(np.minimum(error, 10.0) ** 2 for error in errors)
+        chosen, matched = linear_sum_assignment(cost)
+        permutation = np.full(other.heads, -1)
+        permutation[matched] = chosen
+        attention_error, projection_error = np.full((2, other.heads), np.inf)
+        attention_error[matched] = errors[0][chosen, matched]
+        projection_error[matched] = errors[1][chosen, matched]
+        biases = [_flat(layer.output_bias, layer.out_dim) for layer in (self, other)]
+        bias_error = float(_relative_errors(biases[0], biases[1])[0, 0])
+        return HeadMatch(permutation, attention_error, projection_error, bias_error)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the layer to a safetensors file; an interrupted write leaves the old file whole."""
+        interchange.save(self.arrays(), path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> AttentionLayer:
+        """Read a layer that `save` wrote; any other file is refused with one ValueError."""
+        try:
+            return cls(**interchange.load(path))
+        except TypeError as error:
+            raise ValueError(f"{os.fspath(path)} does not hold a valid layer: {error}") from error
+
+    def arrays(self) -> dict[str, Array]:
+        """The layer's arrays by name, those that are None left out."""
+        names = ("attention", "projection", "key_bias", "output_bias")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @classmethod
+    def from_torch(cls, module: Any) -> AttentionLayer:
+        """The layer that a `torch.nn.MultiheadAttention` computes, biases included."""
+        return cls(**interchange.from_torch(module))
+
+    def to_torch(self) -> Any:
+        """A `torch.nn.Module` with this layer's weights as parameters: module(X, mask, causal)."""
+        return interchange.to_torch(self.arrays())
+
+
+def _check_shape(array: Array | None, name: str, expected: tuple[int, ...]) -> None:
+    if array is not None and tuple(array.shape) != expected:
+        raise ValueError(f"{name} has shape {tuple(array.shape)}, expected {expected}")
+
+
+def _as_points(layer: AttentionLayer) -> list[np.ndarray[Any, Any]]:
+    """Attention (with the key bias) and projection as one row of numbers a head."""
+    heads = layer.heads
+    theta = arrays.to_numpy(layer.attention).reshape(heads, -1)
+    bias = _flat(layer.key_bias, heads * layer.dim).reshape(heads, -1)
+    projection = arrays.to_numpy(layer.projection).reshape(heads, -1)
+    return [np.concatenate([theta, bias], axis=1), projection]
+
+
+def _flat(array: Array | None, size: int) -> np.ndarray[Any, Any]:
+    return np.zeros((1, size)) if array is None else arrays.to_numpy(array).reshape(1, -1)
+
+
+def _relative_errors(
+    mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """|mine_i - theirs_j| / |theirs_j| for all pairs, 0/0 taken as 0."""
+    gap = np.linalg.norm(mine[:, None].astype(float) - theirs[None], axis=2)
+    size = np.broadcast_to(np.linalg.norm(theirs, axis=1), gap.shape)
+    relative = np.full(gap.shape, np.inf)
+    np.divide(gap, size, out=relative, where=size > 0)
+    return np.where(gap == 0, 0.0, relative)
