@@ -2,5 +2,15 @@
 
 from onelayer import inputs
 from onelayer.layer import AttentionLayer, HeadMatch
+from onelayer.recovery.certificate import Certificate
+from onelayer.recovery.recover import Reason, Recovery, recover
 
-__all__ = ["AttentionLayer", "HeadMatch", "inputs"]
+__all__ = [
+    "AttentionLayer",
+    "Certificate",
+    "HeadMatch",
+    "Reason",
+    "Recovery",
+    "inputs",
+    "recover",
+]

@@ -1,0 +1,1 @@
+"""Learning one layer: its weights from examples of its inputs and outputs."""

@@ -1,0 +1,217 @@
+"""What can be said of a recovered layer: its error on unseen examples, and which heads are sure.
+
+**Error.** Each held-out example has a relative squared error, capped at 1. Their mean q̂ is below
+the true mean q unless a bounded average strays: P(kl(q̂, q) > log(1/δ)/n and q > q̂) <= δ (Chernoff;
+Hoeffding 1963), kl the divergence of two coins. So the largest q with n kl(q̂, q) <= log(1/δ) bounds
+the true mean with probability 1 - δ, whatever the distribution of the inputs. For errors of zero it
+is 1 - δ^(1/n), about 3/n at δ = 0.05: no finite sample can promise more without assumptions.
+
+**Determined heads.** The singular values of the reduced Jacobian say how the outputs answer to a
+change of the attention matrices: a direction with a singular value near zero can be moved without
+being noticed. Lanczos steps on S = JᵀQJ give its largest and smallest eigenvalues and the
+direction of the smallest. A head is not determined if it takes part in such a direction, or if its
+features are a combination of the other heads' so that the projections can be traded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onelayer import arrays
+from onelayer.arrays import Array
+from onelayer.recovery import lowrank, reduced
+from onelayer.recovery.problem import Problem
+from onelayer.recovery.reduced import Fit
+
+_LANCZOS_STEPS = 120
+_LANCZOS_ACCURACY = 0.1
+# A singular value this small relative to the largest moves outputs by less than rounding errors
+# of the recovered weights: the direction cannot be told from a free one.
+_UNDETERMINED = 1e-6
+_ENOUGH = 16.0  # equations per unknown, to judge by
+_SHARE = 0.05  # of such a direction, from which on a head counts as taking part in it
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """`error` is the relative root mean square error on `examples` held-out examples, `worst` the
+    largest of an example. With probability `confidence` the mean of the examples' relative squared
+    errors (each capped at 1) is at most `error_bound`, and an unseen example exceeds `worst` with
+    probability at most `exceed_probability`. `determined` says for each head whether the examples
+    fix it; `smallest_singular_value` is that of the reduced Jacobian, relative to the largest, with
+    tokens whitened.
+    """
+
+    examples: int
+    error: float
+    worst: float
+    error_bound: float
+    exceed_probability: float
+    confidence: float
+    smallest_singular_value: float
+    determined: np.ndarray[Any, Any]
+
+    @property
+    def undetermined_heads(self) -> list[int]:
+        """The heads that the examples do not fix."""
+        return [int(head) for head in np.flatnonzero(~self.determined)]
+
+
+def certify(
+    fit: Fit,
+    fitted: Problem,
+    held_out: Problem,
+    rank: int | None,
+    rng: np.random.Generator,
+    delta: float,
+) -> Certificate:
+    """The certificate of a fit: one pass over the held-out examples and some products with S."""
+    wrong, size = _errors(fit, held_out)
+    relative = np.divide(wrong, size, out=np.where(wrong > 0, np.inf, 0.0), where=size > 0)
+    count = len(wrong)
+    smallest, determined = determination(_thinned(fit, fitted, rank), rank, rng)
+    return Certificate(
+        examples=count,
+        error=float(np.sqrt(wrong.sum() / size.sum())) if size.sum() > 0 else float(wrong.sum()),
+        worst=float(np.sqrt(relative.max())),
+        error_bound=mean_bound(float(np.minimum(relative, 1.0).mean()), count, delta),
+        exceed_probability=float(1 - delta ** (1 / count)),
+        confidence=1 - delta,
+        smallest_singular_value=smallest,
+        determined=determined,
+    )
+
+
+def _thinned(fit: Fit, fitted: Problem, rank: int | None) -> Fit:
+    """The same heads on no more examples than it takes to judge how well they are determined."""
+    wanted = _ENOUGH * fitted.unknowns(fit.heads, rank)
+    share = wanted / fitted.equations()
+    if share > 0.5:
+        return fit
+    few = fitted.take(np.arange(max(1, int(share * fitted.examples))))
+    return reduced.fit(few.blocks(fit.heads), fit.stacked, fit.output_bias, few.equations())
+
+
+def _errors(fit: Fit, problem: Problem) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Squared error and squared size of the output, example by example."""
+    xp = arrays.namespace(fit.stacked)
+    wrong, size = [], []
+    for block in problem.blocks(fit.heads):
+        n = block.keys.shape[0]
+        features = reduced.attend(block, fit.stacked, fit.output_bias).features
+        residual = xp.reshape(block.outputs - features @ fit.weights, (n, -1))
+        outputs = xp.reshape(block.outputs, (n, -1))
+        wrong.append(arrays.to_numpy(xp.sum(residual * residual, axis=1)))
+        size.append(arrays.to_numpy(xp.sum(outputs * outputs, axis=1)))
+    return np.concatenate(wrong), np.concatenate(size)
+
+
+def mean_bound(mean: float, count: int, delta: float) -> float:
+    """The largest q with count · kl(mean, q) <= log(1/delta), by bisection.
+
+    >>> round(mean_bound(0.0, 100, 0.05), 4)  # 1 - 0.05^(1/100)
+    0.0295
+    """
+    allowed = np.log(1 / delta) / count
+    low, high = mean, 1.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _divergence(mean, middle) > allowed else (middle, high)
+    return high
+
+
+def _divergence(p: float, q: float) -> float:
+    """kl(p, q) of two coins."""
+    if q >= 1.0:
+        return 0.0 if p >= 1.0 else np.inf
+    heads = p * np.log(p / q) if p > 0 else 0.0
+    tails = (1 - p) * np.log((1 - p) / (1 - q)) if p < 1 else 0.0
+    return float(heads + tails)
+
+
+def determination(
+    fit: Fit, rank: int | None, rng: np.random.Generator
+) -> tuple[float, np.ndarray[Any, Any]]:
+    """The smallest singular value relative to the largest, and which heads are determined."""
+    dim = fit.blocks[0].keys.shape[2]
+    tangent = lowrank.tangent(fit.stacked, dim, rank)
+    start = arrays.like(rng.standard_normal(fit.stacked.shape), fit.stacked)
+    values, vector = _extreme_eigenvalues(fit, tangent, tangent.project(start))
+    largest, smallest = (float(max(value, 0.0)) ** 0.5 for value in (values[-1], values[0]))
+    determined = _separable(fit)
+    # A change of Θ by |Θ|/2 along the weakest direction moves the outputs by less than what the
+    # fit leaves over: with noise that is what "free" means.
+    sizes = _head_sums(fit.stacked, dim) ** 0.5
+    free = smallest <= _UNDETERMINED * largest or smallest * sizes.min() < 2 * fit.error
+    if free:
+        shares = _head_sums(vector, dim)
+        determined &= shares < _SHARE * shares.max()
+    return smallest / largest if largest > 0 else 0.0, determined
+
+
+def _head_sums(stacked: Array, dim: int) -> np.ndarray[Any, Any]:
+    """The sum of squares of each head's part of a (p, m·d) array."""
+    parts = arrays.to_numpy(stacked).reshape(stacked.shape[0], -1, dim)
+    return np.asarray(np.sum(parts**2, axis=(0, 2)))
+
+
+def _separable(fit: Fit) -> np.ndarray[Any, Any]:
+    """Heads whose features are no combination of the other heads' features.
+
+    The head's block of (HᵀH)⁻¹ is the inverse of the part of its features that the others do not
+    explain: large where next to nothing is left.
+    """
+    dim = fit.blocks[0].keys.shape[2]
+    inverse = arrays.to_numpy(fit.inverse)
+    rows = sum(int(block.outputs.shape[0]) for block in fit.blocks)
+    left = [
+        1 / np.linalg.norm(inverse[i * dim : (i + 1) * dim, i * dim : (i + 1) * dim], 2)
+        for i in range(fit.heads)
+    ]
+    # Whitened tokens: features that nothing else explains have mean squares of about 1/tokens.
+    return np.array(left) / rows > _UNDETERMINED**2
+
+
+def _extreme_eigenvalues(
+    fit: Fit, tangent: lowrank.Tangent, start: Array
+) -> tuple[np.ndarray[Any, Any], Array]:
+    """Ritz values of S in ascending order and the vector of the smallest (Lanczos).
+
+    All basis vectors are kept orthogonal by hand. The steps end when the smallest value has a
+    residual below a tenth of itself, or is zero for all purposes.
+    """
+    xp = arrays.namespace(start)
+    products = reduced.jacobian(fit)
+    most = min(_LANCZOS_STEPS, math.prod(start.shape))
+    basis = [start / arrays.squared_norm(start) ** 0.5]
+    diagonal: list[float] = []
+    beside: list[float] = []
+    while True:
+        image = tangent.project(products.normal(basis[-1]))
+        diagonal.append(float(xp.sum(image * basis[-1])))
+        for _ in range(2):
+            for vector in basis:
+                image = image - float(xp.sum(image * vector)) * vector
+        length = arrays.squared_norm(image) ** 0.5
+        values, vectors = _tridiagonal(diagonal, beside)
+        scale = max(values[-1], 1e-300)
+        residual = length * abs(vectors[-1, 0])
+        small = _UNDETERMINED**2 * scale
+        sure = residual < _LANCZOS_ACCURACY * max(values[0], small)
+        if sure or length <= 1e-14 * scale or len(diagonal) >= most:
+            smallest = sum(float(c) * v for c, v in zip(vectors[:, 0], basis, strict=True))
+            return values, smallest
+        beside.append(length)
+        basis.append(image / length)
+
+
+def _tridiagonal(
+    diagonal: list[float], beside: list[float]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    matrix = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+    values, vectors = np.linalg.eigh(matrix)
+    return values, vectors

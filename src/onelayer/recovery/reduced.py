@@ -1,0 +1,212 @@
+"""The reduced problem: projections eliminated, only the attention matrices left to find.
+
+Write P_i for the attention of head i and H = [P_1 X .. P_m X] for the attended tokens of all heads
+side by side. Given the Θ_i, the best projections solve a linear regression, W = (HᵀH)⁻¹ Hᵀ Y, and
+the loss that remains, |Y - H W|², is a function of the Θ_i alone (variable projection, Golub and
+Pereyra 1973). A change dΘ_i moves row a of the output by
+
+    Σ_b P_ab (t_ab - Σ_c P_ac t_ac) x_b W_i,        t = X dΘ_i Xᵀ,
+
+which defines J; the part of it that a change of W can undo is projected away (Kaufman 1975):
+
+    S = Jᵀ (I - H (HᵀH)⁻¹ Hᵀ) J.
+
+S is never formed. A product with it costs about as much as two forward passes and is a sum over
+blocks of examples.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from onelayer import arrays, attention
+from onelayer.arrays import Array
+from onelayer.blocks import sum_over
+from onelayer.recovery.problem import Block
+
+# Relative to the mean eigenvalue of HᵀH: keeps the inverse finite when heads coincide.
+_RIDGE = 1e-13
+
+# With few keys a sum over them is faster as a product with a matrix of ones.
+_FEW_KEYS = 16
+
+
+@dataclass(frozen=True)
+class Attended:
+    """A block's attention P (n, k·m, k) and features H (n·k, F) at one Θ."""
+
+    attention: Array
+    features: Array
+
+
+@dataclass(frozen=True)
+class Fit:
+    """All that is known at one Θ: `stacked` (p, m·d), the best weights (F, e), what is left over.
+
+    The weights hold the projections, and the output bias as a last row where there is one.
+    """
+
+    blocks: tuple[Block, ...]
+    stacked: Array
+    attended: tuple[Attended, ...]
+    inverse: Array  # (HᵀH)⁻¹
+    weights: Array
+    residuals: tuple[Array, ...]
+    loss: float  # mean square of the residuals: relative, since outputs have unit mean square
+    output_bias: bool
+
+    @property
+    def heads(self) -> int:
+        return int(self.stacked.shape[1] // self.blocks[0].keys.shape[2])
+
+    @property
+    def error(self) -> float:
+        """The root mean square of the residuals, relative to that of the outputs."""
+        return math.sqrt(self.loss)
+
+
+def attend(block: Block, stacked: Array, output_bias: bool) -> Attended:
+    """Attention and features of a block; the output bias is a feature that is always 1."""
+    xp = arrays.namespace(stacked)
+    weights = attention.weights(block.queries, block.keys, stacked, block.allowed)
+    features = attention.features(weights, block.keys)
+    if output_bias:
+        constant = block.counted
+        if constant is None:
+            constant = arrays.ones((features.shape[0], 1), features)
+        features = xp.concat([features, constant], axis=1)
+    return Attended(weights, features)
+
+
+def fit(blocks: tuple[Block, ...], stacked: Array, output_bias: bool, equations: int) -> Fit:
+    """Eliminate the weights at `stacked`: one pass for HᵀH and HᵀY, one for the residuals."""
+    attended = tuple(attend(block, stacked, output_bias) for block in blocks)
+    pairs = list(zip(blocks, attended, strict=True))
+    gram = sum_over(attended, lambda part: arrays.transpose(part.features) @ part.features)
+    cross = sum_over(pairs, lambda pair: arrays.transpose(pair[1].features) @ pair[0].outputs)
+    inverse = _inverse(gram)
+    weights = inverse @ cross
+    residuals = [block.outputs - part.features @ weights for block, part in pairs]
+    # One correction by the residuals themselves: HᵀH has the squared condition number of H, and
+    # the ridge a bias; both are gone after it wherever the weights are determined.
+    missed = sum_over(
+        zip(attended, residuals, strict=True),
+        lambda pair: arrays.transpose(pair[0].features) @ pair[1],
+    )
+    correction = inverse @ missed
+    weights = weights + correction
+    residuals = [
+        residual - part.features @ correction
+        for part, residual in zip(attended, residuals, strict=True)
+    ]
+    loss = sum(arrays.squared_norm(residual) for residual in residuals) / equations
+    return Fit(blocks, stacked, attended, inverse, weights, tuple(residuals), loss, output_bias)
+
+
+def _inverse(gram: Array) -> Array:
+    xp = arrays.namespace(gram)
+    size = gram.shape[0]
+    mean = float(xp.linalg.trace(gram)) / size
+    if mean == 0:
+        return gram
+    ridge = _RIDGE * mean * xp.eye(size, dtype=gram.dtype, device=arrays.device(gram))
+    inverse = xp.linalg.inv(gram + ridge)
+    return (inverse + arrays.transpose(inverse)) / 2
+
+
+@dataclass(frozen=True)
+class Jacobian:
+    """Products with J and S at one fit, in that fit's precision or in float32."""
+
+    blocks: tuple[Block, ...]
+    attended: tuple[Attended, ...]
+    weights: Array
+    inverse: Array
+
+    def push(self, part: int, direction: Array) -> Array:
+        """J dΘ on one block: (p, m·d) -> (n·k, e)."""
+        block = self.blocks[part]
+        xp = arrays.namespace(direction)
+        n, tokens, rows = block.queries.shape
+        moved = xp.reshape(block.queries, (n * tokens, rows)) @ direction
+        return self._softmax_change(part, moved) @ self._projection(direction.shape[1])
+
+    def pull(self, part: int, outputs: Array) -> Array:
+        """Jᵀ u on one block: (n·k, e) -> (p, m·d)."""
+        block = self.blocks[part]
+        xp = arrays.namespace(outputs)
+        n, tokens, rows = block.queries.shape
+        heads_dim = self.attended[part].attention.shape[1] // tokens * block.keys.shape[2]
+        moved = outputs @ arrays.transpose(self._projection(heads_dim))
+        queries = xp.reshape(block.queries, (n * tokens, rows))
+        return arrays.transpose(queries) @ self._softmax_change(part, moved)
+
+    def _softmax_change(self, part: int, rows: Array) -> Array:
+        """Rows r_ai (n·k, m·d) -> Σ_b P_ab (t_b - Σ_c P_ac t_c) x_b with t_b = r_ai x_b.
+
+        This map is symmetric (it is the covariance of the tokens under the attention), so that J
+        and its transpose share it.
+        """
+        keys, weights = self.blocks[part].keys, self.attended[part].attention
+        xp = arrays.namespace(rows)
+        n, tokens, dim = keys.shape
+        scores = xp.reshape(rows, (n, -1, dim)) @ arrays.transpose(keys)
+        weighted = weights * scores
+        if tokens <= _FEW_KEYS:
+            mean = weighted @ arrays.ones((tokens, tokens), keys)
+        else:
+            mean = xp.sum(weighted, axis=-1, keepdims=True)
+        weighted -= weights * mean
+        return xp.reshape(weighted @ keys, (n * tokens, -1))
+
+    def _projection(self, heads_dim: int) -> Array:
+        return self.weights[:heads_dim, :]
+
+    def transposed(self, outputs: tuple[Array, ...]) -> Array:
+        """Jᵀ u summed over the blocks."""
+        return sum_over(range(len(self.blocks)), lambda part: self.pull(part, outputs[part]))
+
+    def normal(self, direction: Array) -> Array:
+        """S dΘ = Jᵀ (I - H (HᵀH)⁻¹ Hᵀ) J dΘ."""
+        parts = range(len(self.blocks))
+        moved = [self.push(part, direction) for part in parts]
+        features = [part.features for part in self.attended]
+        undone = self.inverse @ sum_over(
+            parts, lambda part: arrays.transpose(features[part]) @ moved[part]
+        )
+        return sum_over(parts, lambda part: self.pull(part, moved[part] - features[part] @ undone))
+
+
+def jacobian(fit: Fit, single: bool = False) -> Jacobian:
+    """The products at a fit; `single` rounds all arrays to float32, at half the cost."""
+    if not single:
+        return Jacobian(fit.blocks, fit.attended, fit.weights, fit.inverse)
+    convert = arrays.single
+    blocks = tuple(
+        Block(convert(b.queries), convert(b.keys), b.outputs, b.allowed, b.counted)
+        for b in fit.blocks
+    )
+    attended = tuple(Attended(convert(a.attention), convert(a.features)) for a in fit.attended)
+    return Jacobian(blocks, attended, convert(fit.weights), convert(fit.inverse))
+
+
+def gradient(fit: Fit) -> Array:
+    """Jᵀ r: minus half the gradient of the sum of squares (the regression part vanishes)."""
+    return jacobian(fit).transposed(fit.residuals)
+
+
+def cost_of_dropping(fit: Fit) -> list[float]:
+    """By how much the sum of squares grows when a head is left out and the rest refitted.
+
+    With B the head's block of (HᵀH)⁻¹ that is tr(W_iᵀ B⁻¹ W_i): no pass over the examples is
+    needed. It is near zero for a head without projection and for one of two equal heads.
+    """
+    xp = arrays.namespace(fit.stacked)
+    dim = fit.blocks[0].keys.shape[2]
+    costs = []
+    for head in range(fit.heads):
+        part = slice(head * dim, (head + 1) * dim)
+        weights = fit.weights[part, :]
+        costs.append(float(xp.sum(weights * xp.linalg.solve(fit.inverse[part, part], weights))))
+    return costs

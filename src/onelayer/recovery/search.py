@@ -1,0 +1,318 @@
+"""Finding the right basin: starts, stages, escapes from bad minima, and the number of heads.
+
+A stage is a run of Levenberg-Marquardt steps that ends by itself (see `Ending`). From a random
+start most stages reach an exact fit; the others end in a minimum where some true heads are missing
+and others found twice. What helps there, measured on stuck runs (8 dimensions, 4 and 8 heads,
+scale 10, four equations per unknown):
+
+    a fresh start with as many heads              15 of 23
+    the stuck heads and one or two more, pruned   42 of 46
+    a fresh start with one head more, pruned      21 of 23
+    half of the heads drawn anew                  16 of 23
+
+So escapes alternate between growing the best stuck heads and fresh starts with a head to spare.
+Pruning drops the head that costs least (see `cost_of_dropping`), which merges heads found twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from onelayer import arrays
+from onelayer.arrays import Array
+from onelayer.recovery import lowrank, noise, reduced, refine
+from onelayer.recovery.problem import Problem
+from onelayer.recovery.reduced import Fit
+
+# Fewer equations than this per unknown and a fit proves nothing, more heads still less.
+_FEWEST_EQUATIONS = 1.2
+# A first stage sees this many equations per unknown: enough to find the basin, and cheap.
+_FIRST_EQUATIONS = 8.0
+# Relative error at which a stage on a part of the examples hands over to all of them.
+_HANDOVER = 1e-4
+_START_SCORE = 0.5  # standard deviation of the scores at a random start
+_PATIENCE, _EXPECTED = 12, 0.7  # a stage is stuck if 12 steps leave more than 70 % of the loss
+_NEAR_PATIENCE, _NEAR = 40, 1e-5  # near an exact fit slow progress is conditioning: be patient
+_STATIONARY = 1e-7  # a step that gains less than this share of the loss gains nothing
+_SAME_LOSS, _SAME_HEADS = 1e-3, 1e-2  # relative differences within which two minima are one
+_ROUNDING = 1e3  # a fit this many times the rounding error of the outputs is exact
+
+
+class Ending(Enum):
+    """Why a stage ended."""
+
+    REACHED = "reached"  # the error asked for
+    STATIONARY = "stationary"  # no step lowers the loss any more
+    STUCK = "stuck"  # steps lower the loss too slowly to get anywhere
+    BUDGET = "budget"  # steps or seconds are spent
+
+
+@dataclass(frozen=True)
+class TraceRow:
+    """One step: which stage, on how many heads and examples, what it reached at which cost."""
+
+    step: int
+    stage: str
+    heads: int
+    examples: int
+    error: float  # relative root mean square on the examples of the stage
+    damping: float
+    products: int
+    seconds: float
+    held_out_error: float | None = None  # measured where a decision rests on it
+
+
+@dataclass
+class Log:
+    """The trace, the budget and the listener: what every stage writes to."""
+
+    max_steps: int
+    max_seconds: float | None
+    listener: Callable[[TraceRow], None] | None = None
+    rows: list[TraceRow] = field(default_factory=list)
+    started: float = field(default_factory=time.perf_counter)
+
+    def add(self, stage: str, state: refine.State, held_out_error: float | None = None) -> None:
+        fit = state.fit
+        row = TraceRow(
+            step=len(self.rows),
+            stage=stage,
+            heads=fit.heads,
+            examples=sum(int(block.keys.shape[0]) for block in fit.blocks),
+            error=fit.error,
+            damping=state.damping,
+            products=state.products,
+            seconds=self.seconds,
+            held_out_error=held_out_error,
+        )
+        self.rows.append(row)
+        if self.listener is not None:
+            self.listener(row)
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+    @property
+    def spent(self) -> bool:
+        late = self.max_seconds is not None and self.seconds > self.max_seconds
+        return late or len(self.rows) >= self.max_steps
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The best fit on all training examples, how its last stage ended, and whether it is noise."""
+
+    state: refine.State
+    ending: Ending
+    noise: bool = False
+
+    @property
+    def solved(self) -> bool:
+        return self.ending is Ending.REACHED or self.noise
+
+
+@dataclass
+class Search:
+    """The setting of one search: examples, the rank asked for, the error aimed at."""
+
+    problem: Problem
+    held_out: Problem
+    rank: int | None
+    tol: float
+    precision: float  # relative rounding error of the outputs as they were given
+    restarts: int
+    rng: np.random.Generator
+    log: Log
+
+    def start(self, heads: int) -> Array:
+        """Random attention matrices with small scores: all heads near uniform attention."""
+        shape = (self.problem.query_dim, heads * self.problem.dim)
+        entries = self.rng.standard_normal(shape) * (_START_SCORE / self.problem.dim)
+        stacked = arrays.like(entries, self.problem.X)
+        return lowrank.nearest(stacked, self.problem.dim, self.rank)
+
+    def stage(
+        self, name: str, stacked: Array, problem: Problem | None = None, target: float | None = None
+    ) -> Outcome:
+        """Steps from `stacked` until the stage ends; on all training examples by default."""
+        state = refine.begin(problem or self.problem, stacked, self.rank)
+        losses = [state.fit.loss]
+        target = self.tol if target is None else target
+        self.log.add(name, state)
+        while (ending := _ending(state, losses, target)) is None:
+            if self.log.spent:
+                return Outcome(state, Ending.BUDGET)
+            state = refine.step(state, self.rng)
+            losses.append(state.fit.loss)
+            self.log.add(name, state)
+        if state.fit.error <= _ROUNDING * self.precision:
+            ending = Ending.REACHED
+        return Outcome(state, ending)
+
+    def from_scratch(self, name: str, stacked: Array, heads: int, attempt: int) -> Outcome:
+        """A stage on few examples where there are many, then on all; pruned to `heads` at the end.
+
+        Each further attempt sees twice as many examples: more of them leave fewer bad minima.
+        """
+        part = self._part(stacked, attempt)
+        if part is not None:
+            few = self.stage(f"{name}, few examples", stacked, part, max(self.tol, _HANDOVER))
+            stacked = few.state.fit.stacked
+            if few.ending is Ending.BUDGET:
+                return Outcome(refine.begin(self.problem, stacked, self.rank), Ending.BUDGET)
+        outcome = self.stage(name, stacked)
+        if outcome.state.fit.heads > heads:
+            outcome = self.stage(f"{name}, pruned", prune(outcome.state.fit, heads))
+        return outcome
+
+    def _part(self, stacked: Array, attempt: int) -> Problem | None:
+        heads = stacked.shape[1] // self.problem.dim
+        unknowns = self.problem.unknowns(heads, self.rank)
+        per_example = self.problem.equations() / self.problem.examples
+        size = int(np.ceil(_FIRST_EQUATIONS * 2**attempt * unknowns / per_example))
+        if 2 * size > self.problem.examples:
+            return None
+        return self.problem.take(np.arange(size))
+
+    def room_for(self, heads: int) -> bool:
+        """Whether so many heads leave enough equations per unknown to mean anything."""
+        unknowns = self.problem.unknowns(heads, self.rank)
+        return self.problem.equations() >= _FEWEST_EQUATIONS * unknowns
+
+    def known_heads(self, heads: int) -> Outcome:
+        """The best outcome for a known number of heads, over a first start and escapes."""
+        best = self.from_scratch("start", self.start(heads), heads, attempt=0)
+        return self.escapes(best)
+
+    def escapes(self, best: Outcome) -> Outcome:
+        """Improve on an outcome by growing it and by fresh starts, until it is explained.
+
+        What is left over counts as noise once growing could not improve on it, a fresh start has
+        led to the same heads again, and the residuals know nothing of the inputs.
+        """
+        heads = best.state.fit.heads
+        grown = False
+        for attempt in range(1, self.restarts + 1):
+            if best.solved or self.log.spent:
+                break
+            spare = 1 + attempt // 2 % 2
+            if not self.room_for(heads + spare):
+                spare = 0
+            grow = attempt % 2 == 1 and spare > 0
+            name = f"{'grow' if grow else 'restart'} {attempt}"
+            stacked = self.grown(best.state.fit, spare) if grow else self.start(heads + spare)
+            outcome = self.from_scratch(name, stacked, heads, attempt)
+            grown = grown or grow or spare == 0
+            if not grow and grown and self.same(best, outcome):
+                noisy = noise.is_noise(best.state.fit, self.rng)
+                best = Outcome(best.state, best.ending, noise=noisy)
+            elif outcome.state.fit.loss < best.state.fit.loss:
+                grown = grown and self.same(best, outcome)
+                best = outcome
+        return best
+
+    def same(self, first: Outcome, second: Outcome) -> bool:
+        """Whether two outcomes are one minimum: equal losses, equal heads."""
+        fits = first.state.fit, second.state.fit
+        if abs(fits[0].loss - fits[1].loss) > _SAME_LOSS * fits[0].loss:
+            return False
+        layers = [self.problem.layer(fit.stacked, fit.weights) for fit in fits]
+        return bool(layers[1].distance(layers[0]).attention.max() < _SAME_HEADS)
+
+    def grown(self, fit: Fit, extra: int) -> Array:
+        """The heads of a fit and `extra` random ones beside them."""
+        xp = arrays.namespace(fit.stacked)
+        return xp.concat([fit.stacked, self.start(extra)], axis=1)
+
+    def unknown_heads(self) -> Outcome:
+        """The smallest number of heads that explains the examples.
+
+        Heads are added, one and then half as many again, until the examples are explained or the
+        held-out error no longer falls. Then heads are taken away again, the cheapest first, as
+        long as the rest explains the examples as well. Every decision leaves its held-out error in
+        the trace.
+        """
+        best = self.from_scratch("1 head", self.start(1), 1, attempt=0)
+        best_error = self.decide("1 head", best)
+        failures = 0
+        while not best.solved and not self.log.spent and failures < 2:
+            heads = best.state.fit.heads + max(1, best.state.fit.heads // 2) + failures
+            if not self.room_for(heads):
+                break
+            name = f"{heads} heads"
+            stacked = self.grown(best.state.fit, heads - best.state.fit.heads)
+            outcome = self.from_scratch(name, stacked, heads, attempt=failures)
+            error = self.decide(name, outcome)
+            if outcome.solved or error < 0.95 * best_error:
+                best, best_error, failures = outcome, error, 0
+            else:
+                failures += 1
+        best = self.fewest_heads(best, best_error)
+        return best if best.solved else self.escapes(best)
+
+    def fewest_heads(self, best: Outcome, best_error: float) -> Outcome:
+        """Take heads away as long as the examples stay explained."""
+        while best.state.fit.heads > 1 and not self.log.spent:
+            heads = best.state.fit.heads - 1
+            name = f"without one: {heads} head{'s' * (heads > 1)}"
+            outcome = self.stage(name, prune(best.state.fit, heads))
+            error = self.decide(name, outcome)
+            if best.ending is Ending.REACHED:
+                as_good = outcome.ending is Ending.REACHED
+            else:
+                as_good = error < 1.02 * best_error
+            if not as_good:
+                break
+            best, best_error = outcome, error
+        return best
+
+    def decide(self, name: str, outcome: Outcome) -> float:
+        """The held-out error of an outcome, written to the trace as the ground of a decision."""
+        fit = outcome.state.fit
+        error = held_out_error(fit, self.held_out)
+        self.log.add(f"{name}: held out", outcome.state, held_out_error=error)
+        return error
+
+
+def held_out_error(fit: Fit, problem: Problem) -> float:
+    """The relative root mean square error of a fit on other examples."""
+    total = 0.0
+    for block in problem.blocks(fit.heads):
+        features = reduced.attend(block, fit.stacked, fit.output_bias).features
+        total += arrays.squared_norm(block.outputs - features @ fit.weights)
+    return float((total / problem.equations()) ** 0.5)
+
+
+def prune(fit: Fit, heads: int) -> Array:
+    """The attention matrices of the `heads` heads that are left when the cheapest are dropped."""
+    xp = arrays.namespace(fit.stacked)
+    dim = fit.blocks[0].keys.shape[2]
+    while fit.heads > heads:
+        costs = reduced.cost_of_dropping(fit)
+        drop = int(np.argmin(costs))
+        kept = [fit.stacked[:, i * dim : (i + 1) * dim] for i in range(fit.heads) if i != drop]
+        stacked = xp.concat(kept, axis=1)
+        equations = sum(block.outputs.shape[0] * block.outputs.shape[1] for block in fit.blocks)
+        fit = reduced.fit(fit.blocks, stacked, fit.output_bias, equations)
+    return fit.stacked
+
+
+def _ending(state: refine.State, losses: list[float], target: float) -> Ending | None:
+    if state.fit.error <= target:
+        return Ending.REACHED
+    if state.exhausted:
+        return Ending.STATIONARY
+    if len(losses) > 1 and state.gain < _STATIONARY and state.damping < 1e-2:
+        return Ending.STATIONARY
+    patience, expected = _PATIENCE, _EXPECTED
+    if state.fit.error < _NEAR:
+        patience = _NEAR_PATIENCE
+    if len(losses) > patience and losses[-1] > expected * losses[-1 - patience]:
+        return Ending.STUCK
+    return None
