@@ -1,9 +1,13 @@
 """What one attention layer can learn, and how to learn one attention layer."""
 
+from importlib.metadata import version
+
 from onelayer import inputs
 from onelayer.layer import AttentionLayer, HeadMatch
 from onelayer.recovery.certificate import Certificate
 from onelayer.recovery.recover import Reason, Recovery, recover
+
+__version__ = version("onelayer")
 
 __all__ = [
     "AttentionLayer",

@@ -22,6 +22,7 @@ from onelayer.recovery.search import Ending, Log, Outcome, Search, TraceRow
 # Held out: a twentieth, or a fifth where examples are plenty, but never more than this many.
 _MOST_HELD_OUT = 2000
 _PLENTY = 6.0  # equations per unknown
+_OVERFITTED = 4.0  # held-out error over fitted error
 _SMALL = 1e-7  # a held-out error below this is never held against a layer
 _DELTA = 0.05  # the certificate's bounds hold with probability 1 - _DELTA
 
@@ -32,6 +33,7 @@ class Reason(Enum):
     EXACT = "the layer explains the examples to the error asked for"
     NOISE_FLOOR = "the layer explains the examples down to noise in the outputs"
     LOCAL_MINIMUM = "every start ended in a minimum that does not explain the examples"
+    TOO_FEW_HEADS = "more heads than were asked for explain the examples, so many do not"
     TOO_FEW_EXAMPLES = "the examples do not determine a layer of this shape"
     HEADS_NOT_DETERMINED = "the examples are explained, but some heads could be others"
     BUDGET_SPENT = "steps or seconds ran out before the examples were explained"
@@ -49,6 +51,7 @@ _REMEDIES = {
     Reason.EXACT: "",
     Reason.NOISE_FLOOR: "",
     Reason.LOCAL_MINIMUM: "use more examples, more restarts, bias=True, or another number of heads",
+    Reason.TOO_FEW_HEADS: "ask for more heads, or heads='auto'",
     Reason.TOO_FEW_EXAMPLES: "use more examples, fewer heads, or rank= if the head size is known",
     Reason.HEADS_NOT_DETERMINED: (
         "see certificate.undetermined_heads: ask for fewer heads, or vary the inputs more"
@@ -138,7 +141,7 @@ def recover(
         outcome = search.unknown_heads() if heads == "auto" else search.known_heads(heads)
         certificate = certify(outcome.state.fit, fitted, held_out, rank, rng, _DELTA)
     fit = outcome.state.fit
-    reason = _reason(outcome, certificate, fitted, rank, tol)
+    reason = _reason(outcome, certificate, fitted, rank, tol, search.richer_error)
     return Recovery(
         layer=whole.layer(fit.stacked, fit.weights).to(X),
         converged=reason in (Reason.EXACT, Reason.NOISE_FLOOR),
@@ -206,18 +209,33 @@ def _split(
 
 
 def _reason(
-    outcome: Outcome, certificate: Certificate, fitted: Problem, rank: int | None, tol: float
+    outcome: Outcome,
+    certificate: Certificate,
+    fitted: Problem,
+    rank: int | None,
+    tol: float,
+    richer_error: float,
 ) -> Reason:
     fit = outcome.state.fit
     if fitted.equations() < fitted.unknowns(fit.heads, rank):
         return Reason.TOO_FEW_EXAMPLES
-    if not outcome.solved:
-        spent = outcome.ending is Ending.BUDGET
-        return Reason.BUDGET_SPENT if spent else Reason.LOCAL_MINIMUM
     # A layer that explains what it was fitted to, and not what it has not seen, was fitted to
     # too few examples. Noise is seen again in the held-out error, hence the factor.
-    if certificate.error > 10 * max(fit.error, tol, _SMALL):
+    overfitted = certificate.error > _OVERFITTED * max(fit.error, tol, _SMALL)
+    if not outcome.solved:
+        return _why_unsolved(outcome, overfitted, certificate.error, richer_error)
+    if overfitted:
         return Reason.TOO_FEW_EXAMPLES
     if not certificate.determined.all():
         return Reason.HEADS_NOT_DETERMINED
     return Reason.EXACT if outcome.ending is Ending.REACHED else Reason.NOISE_FLOOR
+
+
+def _why_unsolved(
+    outcome: Outcome, overfitted: bool, held_out_error: float, richer_error: float
+) -> Reason:
+    if outcome.ending is Ending.BUDGET:
+        return Reason.BUDGET_SPENT
+    if richer_error < 0.5 * held_out_error:
+        return Reason.TOO_FEW_HEADS
+    return Reason.TOO_FEW_EXAMPLES if overfitted else Reason.LOCAL_MINIMUM

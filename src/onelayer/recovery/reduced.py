@@ -27,6 +27,7 @@ from onelayer.recovery.problem import Block
 
 # Relative to the mean eigenvalue of HᵀH: keeps the inverse finite when heads coincide.
 _RIDGE = 1e-13
+_SINGULAR = 1e9  # entries of the inverse this large, relative to the mean eigenvalue
 
 # With few keys a sum over them is faster as a product with a matrix of ones.
 _FEW_KEYS = 16
@@ -105,13 +106,19 @@ def fit(blocks: tuple[Block, ...], stacked: Array, output_bias: bool, equations:
 
 
 def _inverse(gram: Array) -> Array:
+    """(HᵀH + ridge)⁻¹; by eigenvalues where heads coincide and elimination loses digits."""
     xp = arrays.namespace(gram)
     size = gram.shape[0]
     mean = float(xp.linalg.trace(gram)) / size
     if mean == 0:
         return gram
-    ridge = _RIDGE * mean * xp.eye(size, dtype=gram.dtype, device=arrays.device(gram))
-    inverse = xp.linalg.inv(gram + ridge)
+    ridge = _RIDGE * mean
+    identity = xp.eye(size, dtype=gram.dtype, device=arrays.device(gram))
+    inverse = xp.linalg.inv(gram + ridge * identity)
+    if not float(xp.max(xp.abs(inverse))) * mean < _SINGULAR:  # a NaN counts as singular
+        values, vectors = xp.linalg.eigh(gram)
+        values = xp.where(values > 0, values, xp.zeros_like(values)) + ridge
+        inverse = (vectors / values) @ arrays.transpose(vectors)
     return (inverse + arrays.transpose(inverse)) / 2
 
 

@@ -129,6 +129,7 @@ class Search:
     restarts: int
     rng: np.random.Generator
     log: Log
+    richer_error: float = np.inf  # least held-out error of a fit with more heads than asked for
 
     def start(self, heads: int) -> Array:
         """Random attention matrices with small scores: all heads near uniform attention."""
@@ -168,6 +169,7 @@ class Search:
                 return Outcome(refine.begin(self.problem, stacked, self.rank), Ending.BUDGET)
         outcome = self.stage(name, stacked)
         if outcome.state.fit.heads > heads:
+            self.richer_error = min(self.richer_error, self.decide(name, outcome))
             outcome = self.stage(f"{name}, pruned", prune(outcome.state.fit, heads))
         return outcome
 
@@ -194,7 +196,8 @@ class Search:
         """Improve on an outcome by growing it and by fresh starts, until it is explained.
 
         What is left over counts as noise once growing could not improve on it, a fresh start has
-        led to the same heads again, and the residuals know nothing of the inputs.
+        led to the same heads again, fits with more heads are no better on unseen examples, and
+        the residuals know nothing of the inputs.
         """
         heads = best.state.fit.heads
         grown = False
@@ -210,12 +213,16 @@ class Search:
             outcome = self.from_scratch(name, stacked, heads, attempt)
             grown = grown or grow or spare == 0
             if not grow and grown and self.same(best, outcome):
-                noisy = noise.is_noise(best.state.fit, self.rng)
-                best = Outcome(best.state, best.ending, noise=noisy)
+                best = Outcome(best.state, best.ending, noise=self.noise_remains(best.state.fit))
             elif outcome.state.fit.loss < best.state.fit.loss:
                 grown = grown and self.same(best, outcome)
                 best = outcome
         return best
+
+    def noise_remains(self, fit: Fit) -> bool:
+        """Whether neither more heads nor the inputs explain what a fit leaves over."""
+        enough_heads = held_out_error(fit, self.held_out) < 1.1 * self.richer_error
+        return enough_heads and noise.is_noise(fit, self.rng)
 
     def same(self, first: Outcome, second: Outcome) -> bool:
         """Whether two outcomes are one minimum: equal losses, equal heads."""

@@ -1,0 +1,206 @@
+"""The command line: `onelayer demo` and `onelayer recover FILE`."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import onelayer
+from onelayer import interchange
+from onelayer.layer import AttentionLayer
+from onelayer.recovery import display
+from onelayer.recovery.recover import Recovery, recover
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    help="What one attention layer can learn, and how to learn one attention layer.",
+)
+out = Console()
+err = Console(stderr=True)
+
+
+def main() -> None:
+    """The entry point: mistakes of the caller end in one line on standard error, never a trace."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        _fail("interrupted; nothing was written", code=130)
+
+
+def _fail(message: str, code: int = 2) -> NoReturn:
+    err.print(f"[red]onelayer:[/red] {message}", highlight=False, soft_wrap=True)
+    raise SystemExit(code)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        out.print(onelayer.__version__, highlight=False)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    heads: Annotated[int, typer.Option(min=1, help="Heads of the layer to recover.")] = 8,
+    dim: Annotated[int, typer.Option(min=2, help="Dimension of a token.")] = 32,
+    examples: Annotated[
+        int, typer.Option(min=2, help="Random examples to recover it from.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of layer, inputs and search.")] = 0,
+) -> None:
+    """Make a random attention layer, recover it from its inputs and outputs, and compare.
+
+    Examples:
+
+        onelayer demo
+
+        onelayer demo --heads 4 --dim 16 --examples 400 --seed 3
+    """
+    layer = AttentionLayer.random(heads=heads, dim=dim, scale=2.0, seed=seed)
+    X = onelayer.inputs.boolean(examples, 4, dim, seed=seed + 1)
+    out.print(
+        f"A random layer with {heads} heads of {dim} x {dim}, seen only through "
+        f"{examples} random examples of 4 tokens: what are its weights?"
+    )
+    with display.live(err) as listener:
+        found = recover(X, layer(X), heads=heads, seed=seed, progress=listener)
+    match = found.layer.distance(layer)
+    table = Table(title="Recovered heads", title_justify="left")
+    for column in ("head", "found as", "attention error", "projection error"):
+        table.add_column(column, justify="right")
+    for head in range(heads):
+        table.add_row(
+            str(head),
+            str(match.permutation[head]),
+            f"{match.attention[head]:.1e}",
+            f"{match.projection[head]:.1e}",
+        )
+    out.print(table)
+    _report(found)
+    raise typer.Exit(0 if found.converged else 1)
+
+
+@app.command("recover")
+def recover_command(
+    file: Annotated[
+        Path, typer.Argument(help="A .npz or .safetensors file with arrays X and Y, perhaps mask.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the layer (safetensors).")
+    ],
+    heads: Annotated[str, typer.Option(help="The number of heads, or auto.")] = "auto",
+    rank: Annotated[int | None, typer.Option(help="Rank of the attention matrices.")] = None,
+    bias: Annotated[bool, typer.Option("--bias", help="Find key and output biases too.")] = False,
+    causal: Annotated[bool, typer.Option("--causal", help="The layer is causal.")] = False,
+    tol: Annotated[float, typer.Option(help="Relative error to stop at.")] = 1e-12,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    restarts: Annotated[int, typer.Option(help="Further starts if the first fails.")] = 20,
+    max_seconds: Annotated[float | None, typer.Option(help="Give up after so long.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the layer even if it is not to be believed.")
+    ] = False,
+) -> None:
+    """Recover the attention layer behind examples X (n, tokens, dim) and Y (n, tokens, out_dim).
+
+    The exit status is 0 if the layer was recovered, 1 if it was not (then nothing is written,
+    unless with --force) and 2 if something is wrong with the call.
+
+    Examples:
+
+        onelayer recover examples.npz --heads 8 -o layer.safetensors
+
+        onelayer recover bert.safetensors --heads 12 --rank 32 --bias -o layer.safetensors
+    """
+    if not output.parent.is_dir():
+        _fail(f"{output.parent} is no folder, expected one to write {output.name} to")
+    try:
+        arrays = _read(file)
+        with display.live(err) as listener:
+            found = recover(
+                arrays["X"],
+                arrays["Y"],
+                heads=heads if not heads.lstrip("-").isdigit() else int(heads),  # type: ignore[arg-type]
+                rank=rank,
+                bias=bias,
+                causal=causal,
+                mask=arrays.get("mask"),
+                tol=tol,
+                seed=seed,
+                device=device,
+                restarts=restarts,
+                max_seconds=max_seconds,
+                progress=listener,
+            )
+        if found.converged or force:
+            found.layer.save(output)
+    except (ValueError, TypeError, OSError) as error:
+        _fail(str(error))
+    _report(found)
+    if found.converged or force:
+        out.print(f"Wrote {found.layer} to {output}.", highlight=False, soft_wrap=True)
+    else:
+        out.print("Nothing was written: the layer is not to be believed (--force writes it).")
+    raise typer.Exit(0 if found.converged else 1)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The arrays of an .npz or .safetensors file, with X and Y among them."""
+    if path.suffix == ".npz":
+        arrays = _read_npz(path)
+    elif path.suffix == ".safetensors":
+        arrays = interchange.read_safetensors(path)
+    else:
+        raise ValueError(f"{path} ends in {path.suffix!r}, expected .npz or .safetensors")
+    if not {"X", "Y"} <= arrays.keys():
+        raise ValueError(f"{path} holds {sorted(arrays)}, expected arrays X and Y")
+    return arrays
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a whole .npz file of plain arrays: {error}") from error
+
+
+def _report(found: Recovery) -> None:
+    """The outcome and its certificate as a table."""
+    proof = found.certificate
+    sure = f"{proof.confidence:.0%} sure"
+    table = Table(title="Certificate", title_justify="left", show_header=False)
+    rows = [
+        ("outcome", f"{'[green]' if found.converged else '[red]'}{found.reason}"),
+        ("time", f"{found.seconds:.1f} s, {len(found.trace)} steps"),
+        ("error on the examples", f"{found.relative_error:.1e} (relative)"),
+        ("error on held-out examples", f"{proof.error:.1e} ({proof.examples} examples)"),
+        (f"mean squared error, {sure}", f"at most {proof.error_bound:.2g}"),
+        (
+            f"unseen examples, {sure}",
+            f"error above {proof.worst:.1e} with chance {proof.exceed_probability:.2g} at the most",
+        ),
+        ("smallest singular value", f"{proof.smallest_singular_value:.1e} of the largest"),
+        ("heads not determined", ", ".join(map(str, proof.undetermined_heads)) or "none"),
+    ]
+    if found.reason.remedy:
+        rows.append(("what to try", found.reason.remedy))
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+
+
+if __name__ == "__main__":
+    main()
