@@ -38,12 +38,12 @@ def as_real(value: Any, name: str) -> Array:
     so are NaN and infinite entries.
     """
     array = as_array(value, name)
-    xp = namespace(array) if _is_numeric(array) else None
-    if xp is None:
+    if not _is_numeric(array):
         raise TypeError(f"{name} has dtype {array.dtype}, expected real numbers")
+    xp = namespace(array)
     if array.dtype != xp.float32:
-        array = xp.astype(array, xp.float64)
-    if array_api_compat.size(array) and not bool(xp.all(xp.isfinite(array))):
+        array = xp.astype(array, xp.float64, copy=False)
+    if array_api_compat.size(array) and not _is_finite(array):
         bad = int(xp.sum(xp.astype(~xp.isfinite(array), xp.int64)))
         raise ValueError(f"{name} has {bad} NaN or infinite entries, expected finite numbers")
     return array
@@ -65,14 +65,13 @@ def as_boolean(value: Any, name: str) -> Array:
 def place(array: Array, device: str | None) -> Array:
     """The array on `device`: None leaves it where it is, "cpu" or "cuda" moves it.
 
-    Numpy arrays stay numpy arrays on the CPU and become torch tensors on a GPU.
+    What is no torch tensor stays what it is on the CPU and becomes a torch tensor on a GPU.
     """
-    if device is None or (device == "cpu" and array_api_compat.is_numpy_array(array)):
+    is_tensor = array_api_compat.is_torch_array(array)
+    if device is None or (device == "cpu" and not is_tensor):
         return array
     torch = _torch_for(device)
-    if array_api_compat.is_torch_array(array):
-        return array.to(device)
-    return torch.as_tensor(to_numpy(array), device=device)
+    return array.to(device) if is_tensor else torch.as_tensor(_plain(array), device=device)
 
 
 def check_device(device: str | None) -> None:
@@ -91,14 +90,14 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
 def like(array: np.ndarray[Any, Any], reference: Array) -> Array:
     """A numpy array in the namespace, on the device and with the dtype of `reference`."""
     xp = namespace(reference)
-    return xp.asarray(array, dtype=reference.dtype, device=device(reference))
+    return xp.asarray(_plain(array), dtype=reference.dtype, device=device(reference))
 
 
 def beside(array: Array, reference: Array) -> Array:
     """The array in the namespace and on the device of `reference`, its own dtype kept."""
     if namespace(array) is namespace(reference) and device(array) == device(reference):
         return array
-    return namespace(reference).asarray(to_numpy(array), device=device(reference))
+    return namespace(reference).asarray(_plain(array), device=device(reference))
 
 
 def device(array: Array) -> Any:
@@ -124,7 +123,7 @@ def transpose(array: Array) -> Array:
 def single(array: Array) -> Array:
     """The array in float32."""
     xp = namespace(array)
-    return xp.astype(array, xp.float32)
+    return xp.astype(array, xp.float32, copy=False)
 
 
 def double(array: Array) -> Array:
@@ -144,10 +143,18 @@ def squared_norm(array: Array) -> float:
 
 
 def _is_numeric(array: Array) -> bool:
-    if array_api_compat.is_numpy_array(array):
-        return array.dtype.kind in "biuf"
+    return bool(namespace(array).isdtype(array.dtype, ("bool", "integral", "real floating")))
+
+
+def _is_finite(array: Array) -> bool:
+    """Whether all entries are: NaN and infinity show in the extremes, which take no memory."""
     xp = namespace(array)
-    return bool(xp.isdtype(array.dtype, ("bool", "integral", "real floating")))
+    return bool(xp.isfinite(xp.min(array)) & xp.isfinite(xp.max(array)))
+
+
+def _plain(array: Array) -> np.ndarray[Any, Any]:
+    """A numpy array that torch can share: writable, with no negative strides."""
+    return np.require(to_numpy(array), requirements=["C", "W"])
 
 
 def _torch_for(device: str) -> Any:
@@ -158,9 +165,11 @@ def _torch_for(device: str) -> Any:
             f"device={device!r} needs torch, which is not installed: pip install onelayer[torch]"
         ) from error
     try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise ValueError(f"device={device!r} is unknown, expected 'cpu' or 'cuda'") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r} was asked for, but torch sees no CUDA GPU here")
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError):
+        wanted = None
+    if wanted is None or wanted.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={device!r} is unknown, expected 'cpu' or 'cuda'")
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device={device!r} was asked for, but torch sees no such GPU here")
     return torch

@@ -70,7 +70,6 @@ def weights(queries: Array, keys: Array, stacked: Array, allowed: Array | None) 
     allowed = allowed[:, :, None, :]
     nothing = xp.zeros_like(scores)
     highest = xp.max(xp.where(allowed, scores, nothing - xp.inf), axis=-1, keepdims=True)
-    highest = xp.where(xp.isfinite(highest), highest, xp.zeros_like(highest))
     scores = xp.where(allowed, xp.exp(xp.where(allowed, scores - highest, nothing)), nothing)
     total = xp.sum(scores, axis=-1, keepdims=True)
     scores = scores / xp.where(total == 0, xp.ones_like(total), total)
@@ -80,5 +79,5 @@ def weights(queries: Array, keys: Array, stacked: Array, allowed: Array | None) 
 def features(attention: Array, keys: Array) -> Array:
     """The attended tokens of every row, heads side by side: (n·tokens, heads·d)."""
     xp = arrays.namespace(attention)
-    n, tokens, dim = keys.shape
+    n, tokens, _ = keys.shape
     return xp.reshape(attention @ keys, (n * tokens, -1))

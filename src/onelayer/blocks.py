@@ -7,7 +7,9 @@ blocks, so that results repeat bit for bit.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
 from typing import TypeVar
 
 from onelayer.arrays import Array
@@ -35,8 +37,4 @@ def sum_over(blocks: Iterable[Block], term: Callable[[Block], Array]) -> Array:
     >>> sum_over([1, 2, 3], lambda block: block * block)
     14
     """
-    iterator = iter(blocks)
-    total = term(next(iterator))
-    for block in iterator:
-        total = total + term(block)
-    return total
+    return reduce(operator.add, map(term, blocks))

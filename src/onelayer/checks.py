@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import operator
+import numbers
 from typing import Any
 
 from onelayer import arrays
@@ -12,22 +12,25 @@ from onelayer.arrays import Array
 
 def positive_int(value: Any, name: str) -> int:
     """A whole number of at least 1."""
-    try:
-        number = operator.index(value)
-    except TypeError as error:
-        raise TypeError(f"{name} is {value!r}, expected a whole number of at least 1") from error
-    if isinstance(value, bool) or number < 1:
-        raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1")
-    return number
+    return whole_number(value, name, least=1)
+
+
+def whole_number(value: Any, name: str, least: int) -> int:
+    """A whole number of at least `least`."""
+    message = f"{name} is {value!r}, expected a whole number of at least {least}"
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(message)
+    if value < least:
+        raise ValueError(message)
+    return int(value)
 
 
 def positive_number(value: Any, name: str) -> float:
     """A finite number above 0."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} is {value!r}, expected a number above 0") from error
-    if not (math.isfinite(number) and number > 0):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {value!r}, expected a finite number above 0")
+    number = float(value)
+    if not 0 < number < math.inf:
         raise ValueError(f"{name} is {value!r}, expected a finite number above 0")
     return number
 
@@ -40,7 +43,9 @@ def token_array(X: Any, name: str = "X") -> Array:
             f"{name} has shape {tuple(array.shape)}, expected three axes (examples, tokens, dim)"
         )
     if 0 in array.shape:
-        raise ValueError(f"{name} has shape {tuple(array.shape)}, expected at least one of each")
+        raise ValueError(
+            f"{name} has shape {tuple(array.shape)}, expected at least one example, token and dim"
+        )
     return array
 
 

@@ -43,7 +43,8 @@ def sphere(n: int, tokens: int, dim: int, seed: Seed = 0) -> np.ndarray[Any, Any
     True
     """
     directions = gaussian(n, tokens, dim, seed)
-    return directions / np.linalg.norm(directions, axis=-1, keepdims=True)
+    directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
+    return directions
 
 
 def _shape(n: int, tokens: int, dim: int) -> tuple[int, int, int]:

@@ -7,7 +7,7 @@ the arrays `attention`, `projection` and, where there are any, `key_bias` and `o
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +31,16 @@ def save(named: dict[str, Array], path: str | os.PathLike[str]) -> None:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write beside the target and rename: a full disk or Ctrl-C never leaves half a file."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Array]:
@@ -68,7 +61,11 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Array]:
     data = Path(path).read_bytes()
     try:
         return dict(safetensors.numpy.load(data))
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
+    except KeyError as error:  # the name of a dtype
+        raise ValueError(
+            f"{os.fspath(path)} holds arrays of dtype {error}, expected one that numpy has"
+        ) from error
+    except (safetensors.SafetensorError, ValueError, TypeError) as error:
         raise ValueError(
             f"{os.fspath(path)} is not a whole safetensors file (damaged, cut short or of another "
             f"format): {error}"
@@ -78,18 +75,18 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Array]:
 def from_torch(module: Any) -> dict[str, Array]:
     """The arrays of a `torch.nn.MultiheadAttention`, or of a module that `to_torch` made.
 
-    With head size h, q = x Qᵀ + q_0 and so on, the score of a head is (x_a Qᵀ + q_0)(K x_b + k_0)/√h.
+    With head size h, q = x Qᵀ + q_0 and so on, a head's score is (x_a Qᵀ + q_0)(K x_b + k_0)/√h.
     What does not depend on b is dropped by the softmax, which leaves Θ = Qᵀ K / √h and the key
     bias c = Kᵀ q_0 / √h. Rows of attention sum to 1, so the value bias adds v_0 Oᵀ to the output.
     """
     own = getattr(module, "onelayer_arrays", None)
     if own is not None:
-        return {name: arrays.to_numpy(array) for name, array in own().items()}
+        return {name: _weight(array, name) for name, array in own().items()}
     query, key, value, query_bias, value_bias = _input_projections(module)
     heads, dim = module.num_heads, module.embed_dim
     size = dim // heads
     query, key, value = (a.reshape(heads, size, dim) for a in (query, key, value))
-    out = arrays.to_numpy(module.out_proj.weight).reshape(dim, heads, size)
+    out = _weight(module.out_proj.weight, "out_proj.weight").reshape(dim, heads, size)
     root = np.sqrt(size)
     named = {
         "attention": np.einsum("hsd,hse->hde", query, key) / root,
@@ -98,13 +95,16 @@ def from_torch(module: Any) -> dict[str, Array]:
     if query_bias is not None and value_bias is not None:
         named["key_bias"] = np.einsum("hs,hsd->hd", query_bias.reshape(heads, size), key) / root
         named["output_bias"] = np.einsum("hs,ehs->e", value_bias.reshape(heads, size), out)
-        named["output_bias"] += arrays.to_numpy(module.out_proj.bias)
+    if module.out_proj.bias is not None:
+        output_bias = _weight(module.out_proj.bias, "out_proj.bias")
+        named["output_bias"] = named.get("output_bias", 0) + output_bias
     return named
 
 
 def _input_projections(module: Any) -> tuple[Any, ...]:
     """Query, key and value weights, query and value bias, of a packed or a separate module."""
-    if not all(hasattr(module, name) for name in ("num_heads", "embed_dim", "out_proj")):
+    needed = ("num_heads", "embed_dim", "kdim", "vdim", "out_proj", "in_proj_weight", "bias_k")
+    if not all(hasattr(module, name) for name in needed):
         raise TypeError(
             f"module is a {type(module).__name__}, expected a torch.nn.MultiheadAttention "
             "or a module that to_torch made"
@@ -120,14 +120,19 @@ def _input_projections(module: Any) -> tuple[Any, ...]:
             "module adds keys of its own (add_bias_kv or add_zero_attn), expected neither"
         )
     if module.in_proj_weight is not None:
-        weights = np.split(arrays.to_numpy(module.in_proj_weight), 3)
+        weights = np.split(_weight(module.in_proj_weight, "in_proj_weight"), 3)
     else:
         names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-        weights = [arrays.to_numpy(getattr(module, name)) for name in names]
+        weights = [_weight(getattr(module, name), name) for name in names]
     if module.in_proj_bias is None:
         return (*weights, None, None)
-    query_bias, _, value_bias = np.split(arrays.to_numpy(module.in_proj_bias), 3)
+    query_bias, _, value_bias = np.split(_weight(module.in_proj_bias, "in_proj_bias"), 3)
     return (*weights, query_bias, value_bias)
+
+
+def _weight(tensor: Any, name: str) -> np.ndarray[Any, Any]:
+    """A parameter copied to numpy; half precisions become float64, for the sums ahead."""
+    return arrays.to_numpy(arrays.as_real(tensor, name)).copy()
 
 
 def to_torch(named: dict[str, Array]) -> Any:
@@ -147,16 +152,18 @@ def to_torch(named: dict[str, Array]) -> Any:
         def __init__(self) -> None:
             super().__init__()
             for name in sorted(_REQUIRED | _OPTIONAL):
-                array = named.get(name)
-                tensor = None if array is None else torch.as_tensor(arrays.to_numpy(array).copy())
-                self.register_parameter(name, None if tensor is None else torch.nn.Parameter(tensor))
+                parameter = None
+                if name in named:
+                    tensor = torch.as_tensor(arrays.to_numpy(named[name]).copy())
+                    parameter = torch.nn.Parameter(tensor)
+                self.register_parameter(name, parameter)
 
         def onelayer_arrays(self) -> dict[str, Any]:
             return dict(self.named_parameters())
 
         def forward(self, X: Any, mask: Any = None, causal: bool = False) -> Any:
-            heads = X[:, None]
-            scores = heads @ self.attention @ heads.mT
+            tokens = X[:, None]
+            scores = tokens @ self.attention @ tokens.mT
             if self.key_bias is not None:
                 scores = scores + (X @ self.key_bias.mT).mT[:, :, None, :]
             allowed = torch.ones(X.shape[1], X.shape[1], dtype=torch.bool, device=X.device)
@@ -167,7 +174,7 @@ def to_torch(named: dict[str, Array]) -> Any:
             # A row with nothing to attend to would be NaN: it attends to nothing.
             weights = torch.softmax(scores.masked_fill(~allowed, -torch.inf), dim=-1)
             weights = torch.where(allowed.any(-1, keepdim=True), weights, 0.0)
-            outputs = (weights @ heads @ self.projection).sum(1)
+            outputs = (weights @ tokens @ self.projection).sum(1)
             return outputs if self.output_bias is None else outputs + self.output_bias
 
     return Attention()

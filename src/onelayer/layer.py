@@ -14,7 +14,7 @@ from onelayer.arrays import Array
 from onelayer.inputs import Seed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeadMatch:
     """How far one layer is from another, head by head, after the best matching of heads.
 
@@ -145,14 +145,13 @@ class AttentionLayer:
             )
         mask = checks.key_mask(mask, X)
         layer = self.to(X)
-        xp = arrays.namespace(X)
         n, tokens, _ = X.shape
         per_example = 8 * tokens * self.heads * (2 * self.dim + 2 * tokens)
-        outputs = [
-            layer._forward(X[part, ...], None if mask is None else mask[part, ...], causal)
-            for part in blocks.slices(n, per_example)
-        ]
-        return outputs[0] if len(outputs) == 1 else xp.concat(outputs, axis=0)
+        outputs = arrays.zeros((n, tokens, self.out_dim), X)
+        for part in blocks.slices(n, per_example):
+            part_mask = None if mask is None else mask[part, ...]
+            outputs[part, ...] = layer._forward(X[part, ...], part_mask, causal)
+        return outputs
 
     def _forward(self, X: Array, mask: Array | None, causal: bool) -> Array:
         xp = arrays.namespace(X)
@@ -215,9 +214,10 @@ class AttentionLayer:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> AttentionLayer:
         """Read a layer that `save` wrote; any other file is refused with one ValueError."""
+        named = interchange.load(path)
         try:
-            return cls(**interchange.load(path))
-        except TypeError as error:
+            return cls(**named)
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(path)} does not hold a valid layer: {error}") from error
 
     def arrays(self) -> dict[str, Array]:
@@ -257,7 +257,7 @@ def _relative_errors(
     mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
     """|mine_i - theirs_j| / |theirs_j| for all pairs, 0/0 taken as 0."""
-    gap = np.linalg.norm(mine[:, None].astype(float) - theirs[None], axis=2)
+    gap = np.stack([np.linalg.norm(row.astype(float) - theirs, axis=1) for row in mine])
     size = np.broadcast_to(np.linalg.norm(theirs, axis=1), gap.shape)
     relative = np.full(gap.shape, np.inf)
     np.divide(gap, size, out=relative, where=size > 0)

@@ -1,0 +1,94 @@
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from onelayer import checks
+from onelayer.arrays import namespace, to_numpy
+
+
+@pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3)])
+def test_whole_numbers_become_int(value):
+    assert checks.positive_int(value, "heads") == 3
+    assert type(checks.positive_int(value, "heads")) is int
+
+
+@pytest.mark.parametrize("value", [0, -2, np.int64(-1)])
+def test_numbers_below_one_are_refused(value):
+    with pytest.raises(ValueError, match=r"heads is .*, expected a whole number of at least 1"):
+        checks.positive_int(value, "heads")
+
+
+@pytest.mark.parametrize("value", [2.5, 2.0, True, np.True_, "2", None, [2]])
+def test_what_is_no_whole_number_is_refused(value):
+    with pytest.raises(TypeError, match=r"heads is .*, expected a whole number of at least 1"):
+        checks.positive_int(value, "heads")
+
+
+@pytest.mark.parametrize("value", [0.5, np.float32(0.5), Fraction(1, 2)])
+def test_positive_numbers_become_float(value):
+    assert checks.positive_number(value, "scale") == 0.5
+    assert type(checks.positive_number(value, "scale")) is float
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.0, np.inf, np.nan])
+def test_numbers_not_above_zero_or_not_finite_are_refused(value):
+    with pytest.raises(ValueError, match=r"scale is .*, expected a finite number above 0"):
+        checks.positive_number(value, "scale")
+
+
+@pytest.mark.parametrize("value", ["2", None, True, 1j, np.complex128(1), [1.0]])
+def test_what_is_no_real_number_is_refused(value):
+    with pytest.raises(TypeError, match=r"scale is .*, expected a finite number above 0"):
+        checks.positive_number(value, "scale")
+
+
+def test_token_arrays_pass(xp_array):
+    X = xp_array(np.ones((2, 3, 4), dtype=np.float32))
+    assert checks.token_array(X) is X
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 4), (2, 3, 4, 5)])
+def test_token_arrays_of_other_than_three_axes_are_refused(xp_array, shape):
+    with pytest.raises(ValueError, match=r"Y has shape \(.*\), expected three axes \(examples, to"):
+        checks.token_array(xp_array(np.ones(shape)), "Y")
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+def test_empty_token_arrays_are_refused(xp_array, shape):
+    with pytest.raises(ValueError, match=r"expected at least one example, token and dim"):
+        checks.token_array(xp_array(np.ones(shape)))
+
+
+def test_no_mask_stays_no_mask():
+    assert checks.key_mask(None, np.ones((2, 3, 4))) is None
+
+
+def test_masks_join_the_examples_whatever_they_came_as(xp_array):
+    X = xp_array(np.ones((2, 3, 4)))
+    values = [[1, 0, 1], [0, 1, 0]]
+    for mask in (values, np.array(values, dtype=bool), xp_array(np.array(values))):
+        array = checks.key_mask(mask, X)
+        assert namespace(array) is namespace(X)
+        assert to_numpy(array).dtype == bool
+        np.testing.assert_array_equal(to_numpy(array), values)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 2), (2, 4), (2, 3, 3)])
+def test_masks_of_other_shapes_are_refused(xp_array, shape):
+    X, mask = xp_array(np.ones((2, 3, 4))), xp_array(np.ones(shape, dtype=bool))
+    message = r"mask has shape \(.*\), expected \(2, 3\): one entry per token of X"
+    with pytest.raises(ValueError, match=message):
+        checks.key_mask(mask, X)
+
+
+def test_example_without_a_token_is_named(xp_array):
+    mask = xp_array(np.array([[True, False], [False, False], [False, False]]))
+    message = "mask leaves example 1 without a token, expected at least one True in every row"
+    with pytest.raises(ValueError, match=message):
+        checks.key_mask(mask, xp_array(np.ones((3, 2, 1))))
+
+
+def test_masks_of_other_numbers_are_refused():
+    with pytest.raises(ValueError, match="mask has entries other than 0 and 1, expected Booleans"):
+        checks.key_mask([[0.0, -np.inf]], np.ones((1, 2, 3)))
