@@ -25,13 +25,14 @@ from onelayer import arrays
 from onelayer.arrays import Array
 from onelayer.recovery import lowrank, reduced
 from onelayer.recovery.problem import Problem
-from onelayer.recovery.reduced import Fit
+from onelayer.recovery.reduced import Fit, Jacobian
 
 _LANCZOS_STEPS = 120
 _LANCZOS_ACCURACY = 0.1
 # A singular value this small relative to the largest moves outputs by less than rounding errors
 # of the recovered weights: the direction cannot be told from a free one.
 _UNDETERMINED = 1e-6
+_SINGLE_SUFFICES = 1e-4  # eigenvalues above this, relative to the largest, are right in float32
 _ENOUGH = 16.0  # equations per unknown, to judge by
 _SHARE = 0.05  # of such a direction, from which on a head counts as taking part in it
 
@@ -140,7 +141,13 @@ def determination(
     dim = fit.blocks[0].keys.shape[2]
     tangent = lowrank.tangent(fit.stacked, dim, rank)
     start = arrays.like(rng.standard_normal(fit.stacked.shape), fit.stacked)
-    values, vector = _extreme_eigenvalues(fit, tangent, tangent.project(start))
+    values, vector = _extreme_eigenvalues(
+        reduced.jacobian(fit, single=True), tangent, arrays.single(tangent.project(start))
+    )
+    if values[0] < _SINGLE_SUFFICES * values[-1]:
+        values, vector = _extreme_eigenvalues(
+            reduced.jacobian(fit), tangent, tangent.project(start)
+        )
     largest, smallest = (float(max(value, 0.0)) ** 0.5 for value in (values[-1], values[0]))
     determined = _separable(fit)
     # A change of Θ by |Θ|/2 along the weakest direction moves the outputs by less than what the
@@ -177,41 +184,31 @@ def _separable(fit: Fit) -> np.ndarray[Any, Any]:
 
 
 def _extreme_eigenvalues(
-    fit: Fit, tangent: lowrank.Tangent, start: Array
+    products: Jacobian, tangent: lowrank.Tangent, start: Array
 ) -> tuple[np.ndarray[Any, Any], Array]:
     """Ritz values of S in ascending order and the vector of the smallest (Lanczos).
 
-    All basis vectors are kept orthogonal by hand. The steps end when the smallest value has a
-    residual below a tenth of itself, or is zero for all purposes.
+    New vectors are made orthogonal to all before, twice over. The steps end when the residual of
+    the smallest value is below a tenth of that value, or of what counts as zero.
     """
     xp = arrays.namespace(start)
-    products = reduced.jacobian(fit)
-    most = min(_LANCZOS_STEPS, math.prod(start.shape))
-    basis = [start / arrays.squared_norm(start) ** 0.5]
+    shape, size = start.shape, math.prod(start.shape)
+    basis = xp.reshape(start / arrays.squared_norm(start) ** 0.5, (1, size))
     diagonal: list[float] = []
     beside: list[float] = []
     while True:
-        image = tangent.project(products.normal(basis[-1]))
-        diagonal.append(float(xp.sum(image * basis[-1])))
+        image = tangent.project(products.normal(xp.reshape(basis[-1, :], shape)))
+        image = xp.reshape(image, (size,))
+        diagonal.append(float(xp.sum(image * basis[-1, :])))
         for _ in range(2):
-            for vector in basis:
-                image = image - float(xp.sum(image * vector)) * vector
+            image = image - (basis @ image) @ basis
         length = arrays.squared_norm(image) ** 0.5
-        values, vectors = _tridiagonal(diagonal, beside)
-        scale = max(values[-1], 1e-300)
-        residual = length * abs(vectors[-1, 0])
-        small = _UNDETERMINED**2 * scale
-        sure = residual < _LANCZOS_ACCURACY * max(values[0], small)
-        if sure or length <= 1e-14 * scale or len(diagonal) >= most:
-            smallest = sum(float(c) * v for c, v in zip(vectors[:, 0], basis, strict=True))
-            return values, smallest
+        matrix = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+        values, vectors = np.linalg.eigh(matrix)
+        largest = max(float(values[-1]), 0.0)
+        enough = _LANCZOS_ACCURACY * max(values[0], _UNDETERMINED**2 * largest)
+        exhausted = length <= 10 * arrays.epsilon(start) * largest
+        if exhausted or length * abs(vectors[-1, 0]) < enough or len(diagonal) >= _LANCZOS_STEPS:
+            return values, xp.reshape(arrays.like(vectors[:, 0], start) @ basis, shape)
         beside.append(length)
-        basis.append(image / length)
-
-
-def _tridiagonal(
-    diagonal: list[float], beside: list[float]
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    matrix = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
-    values, vectors = np.linalg.eigh(matrix)
-    return values, vectors
+        basis = xp.concat([basis, xp.reshape(image / length, (1, size))], axis=0)

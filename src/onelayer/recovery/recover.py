@@ -135,7 +135,7 @@ def recover(
     placed = [None if a is None else arrays.place(a, device) for a in (X, Y, keys)]
     whole = problem.pose(placed[0], placed[1], placed[2], causal, bias)
     fitted, held_out = _split(whole, 1 if heads == "auto" else heads, rank, rng)
-    with _listening(progress) as listener:
+    with _listening(progress) as listener, arrays.calm_threads(_product_size(fitted, heads)):
         log = Log(max_steps, max_seconds, listener)
         search = Search(fitted, held_out, rank, tol, arrays.epsilon(Y), restarts, rng, log)
         outcome = search.unknown_heads() if heads == "auto" else search.known_heads(heads)
@@ -155,6 +155,7 @@ def recover(
 
 def _examples(X: Any, Y: Any, mask: Any) -> tuple[Array, Array, Array | None]:
     """X, Y and the mask, checked, in X's namespace and on X's device."""
+    X, Y = (arrays.detached(arrays.as_array(value, name)) for value, name in ((X, "X"), (Y, "Y")))
     X = checks.token_array(X)
     Y = arrays.beside(checks.token_array(Y, "Y"), X)
     if Y.shape[0] != X.shape[0]:
@@ -206,6 +207,12 @@ def _split(
     held_out = min(max(1, n // (5 if plenty else 20)), _MOST_HELD_OUT)
     order = rng.permutation(n)
     return whole.take(order[held_out:]), whole.take(order[:held_out])
+
+
+def _product_size(fitted: Problem, heads: int | Literal["auto"]) -> float:
+    """Floating point operations of the largest product in a step."""
+    columns = fitted.dim * (1 if heads == "auto" else heads)
+    return 2.0 * fitted.examples * fitted.tokens * fitted.dim * columns
 
 
 def _reason(
