@@ -28,7 +28,7 @@ from onelayer.recovery.problem import Problem
 from onelayer.recovery.reduced import Fit, Jacobian
 
 _LANCZOS_STEPS = 120
-_LANCZOS_ACCURACY = 0.1
+_LANCZOS_ACCURACY = 0.3
 # A singular value this small relative to the largest moves outputs by less than rounding errors
 # of the recovered weights: the direction cannot be told from a free one.
 _UNDETERMINED = 1e-6
@@ -189,7 +189,7 @@ def _extreme_eigenvalues(
     """Ritz values of S in ascending order and the vector of the smallest (Lanczos).
 
     New vectors are made orthogonal to all before, twice over. The steps end when the residual of
-    the smallest value is below a tenth of that value, or of what counts as zero.
+    the smallest value is below a third of that value, or of what counts as zero.
     """
     xp = arrays.namespace(start)
     shape, size = start.shape, math.prod(start.shape)

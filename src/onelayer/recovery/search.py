@@ -35,8 +35,8 @@ _FEWEST_EQUATIONS = 1.2
 _FIRST_EQUATIONS = 8.0
 # Relative error at which a stage on a part of the examples hands over to all of them.
 _HANDOVER = 1e-4
-_START_SCORE = 0.5  # standard deviation of the scores at a random start
-_PATIENCE, _EXPECTED = 12, 0.7  # a stage is stuck if 12 steps leave more than 70 % of the loss
+_SCARCE_EQUATIONS = 3.5  # with fewer than this per unknown the first start is gentle too
+_EXPECTED = 0.7  # a stage is stuck if its gait's patience leaves more than this share of the loss
 _NEAR_PATIENCE, _NEAR = 40, 1e-5  # near an exact fit slow progress is conditioning: be patient
 _STATIONARY = 1e-7  # a step that gains less than this share of the loss gains nothing
 _SAME_LOSS, _SAME_HEADS = 1e-3, 1e-2  # relative differences within which two minima are one
@@ -131,18 +131,23 @@ class Search:
     log: Log
     richer_error: float = np.inf  # least held-out error of a fit with more heads than asked for
 
-    def start(self, heads: int) -> Array:
+    def start(self, heads: int, gait: refine.Gait) -> Array:
         """Random attention matrices with small scores: all heads near uniform attention."""
         shape = (self.problem.query_dim, heads * self.problem.dim)
-        entries = self.rng.standard_normal(shape) * (_START_SCORE / self.problem.dim)
+        entries = self.rng.standard_normal(shape) * (gait.start_score / self.problem.dim)
         stacked = arrays.like(entries, self.problem.X)
         return lowrank.nearest(stacked, self.problem.dim, self.rank)
 
     def stage(
-        self, name: str, stacked: Array, problem: Problem | None = None, target: float | None = None
+        self,
+        name: str,
+        stacked: Array,
+        gait: refine.Gait = refine.BRISK,
+        problem: Problem | None = None,
+        target: float | None = None,
     ) -> Outcome:
         """Steps from `stacked` until the stage ends; on all training examples by default."""
-        state = refine.begin(problem or self.problem, stacked, self.rank)
+        state = refine.begin(problem or self.problem, stacked, self.rank, gait)
         losses = [state.fit.loss]
         target = self.tol if target is None else target
         self.log.add(name, state)
@@ -156,21 +161,22 @@ class Search:
             ending = Ending.REACHED
         return Outcome(state, ending)
 
-    def from_scratch(self, name: str, stacked: Array, heads: int, attempt: int) -> Outcome:
+    def run(
+        self, name: str, stacked: Array, heads: int, gait: refine.Gait, attempt: int = 0
+    ) -> Outcome:
         """A stage on few examples where there are many, then on all; pruned to `heads` at the end.
 
         Each further attempt sees twice as many examples: more of them leave fewer bad minima.
         """
         part = self._part(stacked, attempt)
         if part is not None:
-            few = self.stage(f"{name}, few examples", stacked, part, max(self.tol, _HANDOVER))
-            stacked = few.state.fit.stacked
-            if few.ending is Ending.BUDGET:
-                return Outcome(refine.begin(self.problem, stacked, self.rank), Ending.BUDGET)
-        outcome = self.stage(name, stacked)
+            target = max(self.tol, _HANDOVER)
+            few = self.stage(f"{name}, few examples", stacked, gait, part, target)
+            stacked, gait = few.state.fit.stacked, refine.BRISK
+        outcome = self.stage(name, stacked, gait)
         if outcome.state.fit.heads > heads:
             self.richer_error = min(self.richer_error, self.decide(name, outcome))
-            outcome = self.stage(f"{name}, pruned", prune(outcome.state.fit, heads))
+            outcome = self.stage(f"{name}, pruned", prune(outcome.state.fit, heads), gait)
         return outcome
 
     def _part(self, stacked: Array, attempt: int) -> Problem | None:
@@ -182,15 +188,15 @@ class Search:
             return None
         return self.problem.take(np.arange(size))
 
-    def room_for(self, heads: int) -> bool:
-        """Whether so many heads leave enough equations per unknown to mean anything."""
-        unknowns = self.problem.unknowns(heads, self.rank)
-        return self.problem.equations() >= _FEWEST_EQUATIONS * unknowns
+    def equations_per_unknown(self, heads: int) -> float:
+        """How well so many heads are determined by counting."""
+        return self.problem.equations() / self.problem.unknowns(heads, self.rank)
 
     def known_heads(self, heads: int) -> Outcome:
         """The best outcome for a known number of heads, over a first start and escapes."""
-        best = self.from_scratch("start", self.start(heads), heads, attempt=0)
-        return self.escapes(best)
+        scarce = self.equations_per_unknown(heads) < _SCARCE_EQUATIONS
+        gait = refine.GENTLE if scarce else refine.BRISK
+        return self.escapes(self.run("start", self.start(heads, gait), heads, gait))
 
     def escapes(self, best: Outcome) -> Outcome:
         """Improve on an outcome by growing it and by fresh starts, until it is explained.
@@ -205,12 +211,14 @@ class Search:
             if best.solved or self.log.spent:
                 break
             spare = 1 + attempt // 2 % 2
-            if not self.room_for(heads + spare):
+            if self.equations_per_unknown(heads + spare) < _FEWEST_EQUATIONS:
                 spare = 0
             grow = attempt % 2 == 1 and spare > 0
-            name = f"{'grow' if grow else 'restart'} {attempt}"
-            stacked = self.grown(best.state.fit, spare) if grow else self.start(heads + spare)
-            outcome = self.from_scratch(name, stacked, heads, attempt)
+            if grow:
+                name, stacked = f"grow {attempt}", self.grown(best.state.fit, spare)
+            else:
+                name, stacked = f"restart {attempt}", self.start(heads + spare, refine.GENTLE)
+            outcome = self.run(name, stacked, heads, refine.GENTLE, attempt)
             grown = grown or grow or spare == 0
             if not grow and grown and self.same(best, outcome):
                 best = Outcome(best.state, best.ending, noise=self.noise_remains(best.state.fit))
@@ -235,7 +243,7 @@ class Search:
     def grown(self, fit: Fit, extra: int) -> Array:
         """The heads of a fit and `extra` random ones beside them."""
         xp = arrays.namespace(fit.stacked)
-        return xp.concat([fit.stacked, self.start(extra)], axis=1)
+        return xp.concat([fit.stacked, self.start(extra, refine.BRISK)], axis=1)
 
     def unknown_heads(self) -> Outcome:
         """The smallest number of heads that explains the examples.
@@ -245,16 +253,17 @@ class Search:
         long as the rest explains the examples as well. Every decision leaves its held-out error in
         the trace.
         """
-        best = self.from_scratch("1 head", self.start(1), 1, attempt=0)
+        gait = refine.BRISK
+        best = self.run("1 head", self.start(1, gait), 1, gait)
         best_error = self.decide("1 head", best)
         failures = 0
         while not best.solved and not self.log.spent and failures < 2:
             heads = best.state.fit.heads + max(1, best.state.fit.heads // 2) + failures
-            if not self.room_for(heads):
+            if self.equations_per_unknown(heads) < _FEWEST_EQUATIONS:
                 break
             name = f"{heads} heads"
             stacked = self.grown(best.state.fit, heads - best.state.fit.heads)
-            outcome = self.from_scratch(name, stacked, heads, attempt=failures)
+            outcome = self.run(name, stacked, heads, gait, attempt=failures)
             error = self.decide(name, outcome)
             if outcome.solved or error < 0.95 * best_error:
                 best, best_error, failures = outcome, error, 0
@@ -317,9 +326,7 @@ def _ending(state: refine.State, losses: list[float], target: float) -> Ending |
         return Ending.STATIONARY
     if len(losses) > 1 and state.gain < _STATIONARY and state.damping < 1e-2:
         return Ending.STATIONARY
-    patience, expected = _PATIENCE, _EXPECTED
-    if state.fit.error < _NEAR:
-        patience = _NEAR_PATIENCE
-    if len(losses) > patience and losses[-1] > expected * losses[-1 - patience]:
+    patience = _NEAR_PATIENCE if state.fit.error < _NEAR else state.gait.patience
+    if len(losses) > patience and losses[-1] > _EXPECTED * losses[-1 - patience]:
         return Ending.STUCK
     return None
