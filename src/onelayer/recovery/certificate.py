@@ -180,7 +180,7 @@ def _separable(fit: Fit) -> np.ndarray[Any, Any]:
         for i in range(fit.heads)
     ]
     # Whitened tokens: features that nothing else explains have mean squares of about 1/tokens.
-    return np.array(left) / rows > _UNDETERMINED**2
+    return np.array(left) / rows > 10 * reduced.SINGULAR_RIDGE
 
 
 def _extreme_eigenvalues(

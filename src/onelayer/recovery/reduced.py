@@ -25,9 +25,9 @@ from onelayer.arrays import Array
 from onelayer.blocks import sum_over
 from onelayer.recovery.problem import Block
 
-# Relative to the mean eigenvalue of HᵀH: keeps the inverse finite when heads coincide.
+# Relative to the mean eigenvalue of HᵀH: they keep the inverse finite when heads coincide.
 _RIDGE = 1e-13
-_SINGULAR = 1e9  # entries of the inverse this large, relative to the mean eigenvalue
+SINGULAR_RIDGE = 1e-10
 
 # With few keys a sum over them is faster as a product with a matrix of ones.
 _FEW_KEYS = 16
@@ -106,18 +106,21 @@ def fit(blocks: tuple[Block, ...], stacked: Array, output_bias: bool, equations:
 
 
 def _inverse(gram: Array) -> Array:
-    """(HᵀH + ridge)⁻¹; by eigenvalues where heads coincide and elimination loses digits."""
+    """(HᵀH + ridge)⁻¹, with a larger ridge where heads coincide.
+
+    There the entries of the inverse are as large as 1/ridge, and what they say of the other
+    directions is rounded off relative to that; the correction in `fit` can mend it from 1e-6.
+    """
     xp = arrays.namespace(gram)
     size = gram.shape[0]
     mean = float(xp.linalg.trace(gram)) / size
     if mean == 0:
         return gram
-    ridge = _RIDGE * mean
     identity = xp.eye(size, dtype=gram.dtype, device=arrays.device(gram))
-    inverse = xp.linalg.inv(gram + ridge * identity)
-    if not float(xp.max(xp.abs(inverse))) * mean < _SINGULAR:  # a NaN counts as singular
+    inverse = xp.linalg.inv(gram + _RIDGE * mean * identity)
+    if not float(xp.max(xp.abs(inverse))) * mean < 0.1 / SINGULAR_RIDGE:  # so that NaN counts
         values, vectors = xp.linalg.eigh(gram)
-        values = xp.where(values > 0, values, xp.zeros_like(values)) + ridge
+        values = xp.where(values > 0, values, xp.zeros_like(values)) + SINGULAR_RIDGE * mean
         inverse = (vectors / values) @ arrays.transpose(vectors)
     return (inverse + arrays.transpose(inverse)) / 2
 

@@ -40,7 +40,8 @@ _EXPECTED = 0.7  # a stage is stuck if its gait's patience leaves more than this
 _NEAR_PATIENCE, _NEAR = 40, 1e-5  # near an exact fit slow progress is conditioning: be patient
 _STATIONARY = 1e-7  # a step that gains less than this share of the loss gains nothing
 _SAME_LOSS, _SAME_HEADS = 1e-3, 1e-2  # relative differences within which two minima are one
-_ROUNDING = 1e3  # a fit this many times the rounding error of the outputs is exact
+_ROUNDING = 1e2  # a fit this many times the rounding error of the outputs is exact
+_ELIMINATION = 1e-10  # and so is one this good: the regression loses that where heads coincide
 
 
 class Ending(Enum):
@@ -157,7 +158,7 @@ class Search:
             state = refine.step(state, self.rng)
             losses.append(state.fit.loss)
             self.log.add(name, state)
-        if state.fit.error <= _ROUNDING * self.precision:
+        if state.fit.error <= max(_ROUNDING * self.precision, _ELIMINATION):
             ending = Ending.REACHED
         return Outcome(state, ending)
 
