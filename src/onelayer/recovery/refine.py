@@ -31,7 +31,7 @@ _MOST_DAMPING = 1e7
 _MOST_PRODUCTS = 300
 _SLOW = 0.2  # a step near an exact fit that gains less than a factor of five is slow
 _NEAR = 1e-6  # loss below which a fit counts as near
-_IN_BASIN = 1e-3  # loss below which nothing is left to go around: any gait becomes brisk
+_IN_BASIN = 1e-3  # loss below which a fit is in the basin of a good one
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ class State:
     gain: float = 1.0  # share of the loss that the last step removed
 
     @property
+    def current_gait(self) -> Gait:
+        """The gait for the next step; in the basin of a good fit always brisk."""
+        return self.gait if self.fit.loss > _IN_BASIN else BRISK
+
+    @property
     def exhausted(self) -> bool:
         """No step helps any more, however short."""
         return self.damping > _MOST_DAMPING
@@ -89,7 +94,7 @@ def step(state: State, rng: np.random.Generator) -> State:
     gradient = tangent.project(reduced.gradient(fit))
     products = reduced.jacobian(fit, single=state.single)
     curvature = _mean_curvature(products, tangent, gradient, rng)
-    gait = state.gait if fit.loss > _IN_BASIN else BRISK
+    gait = state.current_gait
     damping, spent = state.damping, 0
     while damping <= _MOST_DAMPING and curvature > 0:
         enough = gait.inexactness * min(1.0, 10.0 * fit.error)

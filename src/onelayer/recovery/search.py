@@ -327,7 +327,7 @@ def _ending(state: refine.State, losses: list[float], target: float) -> Ending |
         return Ending.STATIONARY
     if len(losses) > 1 and state.gain < _STATIONARY and state.damping < 1e-2:
         return Ending.STATIONARY
-    patience = _NEAR_PATIENCE if state.fit.error < _NEAR else state.gait.patience
+    patience = _NEAR_PATIENCE if state.fit.error < _NEAR else state.current_gait.patience
     if len(losses) > patience and losses[-1] > _EXPECTED * losses[-1 - patience]:
         return Ending.STUCK
     return None
