@@ -18,16 +18,21 @@ blocks of examples.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from onelayer import arrays, attention
 from onelayer.arrays import Array
-from onelayer.blocks import sum_over
+from onelayer.blocks import map_over, sum_over
 from onelayer.recovery.problem import Block
 
 # Relative to the mean eigenvalue of HᵀH: they keep the inverse finite when heads coincide.
 _RIDGE = 1e-13
 SINGULAR_RIDGE = 1e-10
+
+# Attention and features of all examples are kept in memory up to this size.
+_KEEP_BYTES = 2 * 2**30
 
 # With few keys a sum over them is faster as a product with a matrix of ones.
 _FEW_KEYS = 16
@@ -50,7 +55,7 @@ class Fit:
 
     blocks: tuple[Block, ...]
     stacked: Array
-    attended: tuple[Attended, ...]
+    attended: Sequence[Attended]
     inverse: Array  # (HᵀH)⁻¹
     weights: Array
     residuals: tuple[Array, ...]
@@ -80,29 +85,63 @@ def attend(block: Block, stacked: Array, output_bias: bool) -> Attended:
     return Attended(weights, features)
 
 
+@dataclass(frozen=True)
+class Recomputed(Sequence[Attended]):
+    """The blocks' attention and features, computed anew each time they are asked for."""
+
+    blocks: tuple[Block, ...]
+    stacked: Array
+    output_bias: bool
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, part: Any) -> Any:
+        if isinstance(part, slice):
+            return Recomputed(self.blocks[part], self.stacked, self.output_bias)
+        return attend(self.blocks[part], self.stacked, self.output_bias)
+
+
+def attend_all(blocks: tuple[Block, ...], stacked: Array, output_bias: bool) -> Sequence[Attended]:
+    """Attention and features of all blocks: kept if they fit in memory, recomputed otherwise."""
+    tokens = blocks[0].keys.shape[1]
+    rows = sum(int(block.outputs.shape[0]) for block in blocks)
+    numbers = rows * (stacked.shape[1] + stacked.shape[1] // blocks[0].keys.shape[2] * tokens)
+    recomputed = Recomputed(blocks, stacked, output_bias)
+    if 8 * numbers > _KEEP_BYTES:
+        return recomputed
+    return map_over(range(len(blocks)), lambda part: recomputed[part])
+
+
 def fit(blocks: tuple[Block, ...], stacked: Array, output_bias: bool, equations: int) -> Fit:
     """Eliminate the weights at `stacked`: one pass for HᵀH and HᵀY, one for the residuals."""
-    attended = tuple(attend(block, stacked, output_bias) for block in blocks)
-    pairs = list(zip(blocks, attended, strict=True))
-    gram = sum_over(attended, lambda part: arrays.transpose(part.features) @ part.features)
-    cross = sum_over(pairs, lambda pair: arrays.transpose(pair[1].features) @ pair[0].outputs)
+    parts = range(len(blocks))
+    attended = attend_all(blocks, stacked, output_bias)
+    gram = sum_over(parts, lambda part: _gram(attended[part].features))
     inverse = _inverse(gram)
-    weights = inverse @ cross
-    residuals = [block.outputs - part.features @ weights for block, part in pairs]
+    weights = inverse @ _against_features(attended, [block.outputs for block in blocks])
+    residuals = map_over(
+        parts, lambda part: blocks[part].outputs - attended[part].features @ weights
+    )
     # One correction by the residuals themselves: HᵀH has the squared condition number of H, and
     # the ridge a bias; both are gone after it wherever the weights are determined.
-    missed = sum_over(
-        zip(attended, residuals, strict=True),
-        lambda pair: arrays.transpose(pair[0].features) @ pair[1],
-    )
-    correction = inverse @ missed
+    correction = inverse @ _against_features(attended, residuals)
     weights = weights + correction
-    residuals = [
-        residual - part.features @ correction
-        for part, residual in zip(attended, residuals, strict=True)
-    ]
+    residuals = map_over(parts, lambda part: residuals[part] - attended[part].features @ correction)
     loss = sum(arrays.squared_norm(residual) for residual in residuals) / equations
     return Fit(blocks, stacked, attended, inverse, weights, tuple(residuals), loss, output_bias)
+
+
+def _gram(features: Array) -> Array:
+    return arrays.transpose(features) @ features
+
+
+def _against_features(attended: Sequence[Attended], outputs: Sequence[Array]) -> Array:
+    """Hᵀ u summed over the blocks."""
+    return sum_over(
+        range(len(outputs)),
+        lambda part: arrays.transpose(attended[part].features) @ outputs[part],
+    )
 
 
 def _inverse(gram: Array) -> Array:
@@ -130,35 +169,34 @@ class Jacobian:
     """Products with J and S at one fit, in that fit's precision or in float32."""
 
     blocks: tuple[Block, ...]
-    attended: tuple[Attended, ...]
+    attended: Sequence[Attended]
     weights: Array
     inverse: Array
 
-    def push(self, part: int, direction: Array) -> Array:
+    def push(self, part: int, attended: Attended, direction: Array) -> Array:
         """J dΘ on one block: (p, m·d) -> (n·k, e)."""
-        block = self.blocks[part]
-        xp = arrays.namespace(direction)
-        n, tokens, rows = block.queries.shape
-        moved = xp.reshape(block.queries, (n * tokens, rows)) @ direction
-        return self._softmax_change(part, moved) @ self._projection(direction.shape[1])
+        queries = self._queries(part)
+        moved = self._softmax_change(part, attended, queries @ direction)
+        return moved @ self.weights[: direction.shape[1], :]
 
-    def pull(self, part: int, outputs: Array) -> Array:
+    def pull(self, part: int, attended: Attended, outputs: Array) -> Array:
         """Jᵀ u on one block: (n·k, e) -> (p, m·d)."""
-        block = self.blocks[part]
-        xp = arrays.namespace(outputs)
-        n, tokens, rows = block.queries.shape
-        heads_dim = self.attended[part].attention.shape[1] // tokens * block.keys.shape[2]
-        moved = outputs @ arrays.transpose(self._projection(heads_dim))
-        queries = xp.reshape(block.queries, (n * tokens, rows))
-        return arrays.transpose(queries) @ self._softmax_change(part, moved)
+        _, tokens, dim = self.blocks[part].keys.shape
+        columns = attended.attention.shape[1] // tokens * dim
+        moved = outputs @ arrays.transpose(self.weights[:columns, :])
+        return arrays.transpose(self._queries(part)) @ self._softmax_change(part, attended, moved)
 
-    def _softmax_change(self, part: int, rows: Array) -> Array:
+    def _queries(self, part: int) -> Array:
+        queries = self.blocks[part].queries
+        return arrays.namespace(queries).reshape(queries, (-1, queries.shape[2]))
+
+    def _softmax_change(self, part: int, attended: Attended, rows: Array) -> Array:
         """Rows r_ai (n·k, m·d) -> Σ_b P_ab (t_b - Σ_c P_ac t_c) x_b with t_b = r_ai x_b.
 
         This map is symmetric (it is the covariance of the tokens under the attention), so that J
         and its transpose share it.
         """
-        keys, weights = self.blocks[part].keys, self.attended[part].attention
+        keys, weights = self.blocks[part].keys, attended.attention
         xp = arrays.namespace(rows)
         n, tokens, dim = keys.shape
         scores = xp.reshape(rows, (n, -1, dim)) @ arrays.transpose(keys)
@@ -170,22 +208,30 @@ class Jacobian:
         weighted -= weights * mean
         return xp.reshape(weighted @ keys, (n * tokens, -1))
 
-    def _projection(self, heads_dim: int) -> Array:
-        return self.weights[:heads_dim, :]
-
-    def transposed(self, outputs: tuple[Array, ...]) -> Array:
+    def transposed(self, outputs: Sequence[Array]) -> Array:
         """Jᵀ u summed over the blocks."""
-        return sum_over(range(len(self.blocks)), lambda part: self.pull(part, outputs[part]))
+        return sum_over(
+            range(len(self.blocks)),
+            lambda part: self.pull(part, self.attended[part], outputs[part]),
+        )
+
+    def squared_size(self, direction: Array) -> float:
+        """|J dΘ|²."""
+        parts = range(len(self.blocks))
+        moved = map_over(parts, lambda part: self.push(part, self.attended[part], direction))
+        return sum(arrays.squared_norm(block) for block in moved)
 
     def normal(self, direction: Array) -> Array:
         """S dΘ = Jᵀ (I - H (HᵀH)⁻¹ Hᵀ) J dΘ."""
         parts = range(len(self.blocks))
-        moved = [self.push(part, direction) for part in parts]
-        features = [part.features for part in self.attended]
-        undone = self.inverse @ sum_over(
-            parts, lambda part: arrays.transpose(features[part]) @ moved[part]
-        )
-        return sum_over(parts, lambda part: self.pull(part, moved[part] - features[part] @ undone))
+        moved = map_over(parts, lambda part: self.push(part, self.attended[part], direction))
+        undone = self.inverse @ _against_features(self.attended, moved)
+
+        def back(part: int) -> Array:
+            attended = self.attended[part]
+            return self.pull(part, attended, moved[part] - attended.features @ undone)
+
+        return sum_over(parts, back)
 
 
 def jacobian(fit: Fit, single: bool = False) -> Jacobian:
@@ -197,7 +243,11 @@ def jacobian(fit: Fit, single: bool = False) -> Jacobian:
         Block(convert(b.queries), convert(b.keys), b.outputs, b.allowed, b.counted)
         for b in fit.blocks
     )
-    attended = tuple(Attended(convert(a.attention), convert(a.features)) for a in fit.attended)
+    attended: Sequence[Attended]
+    if isinstance(fit.attended, Recomputed):
+        attended = Recomputed(blocks, convert(fit.stacked), fit.output_bias)
+    else:
+        attended = tuple(Attended(convert(a.attention), convert(a.features)) for a in fit.attended)
     return Jacobian(blocks, attended, convert(fit.weights), convert(fit.inverse))
 
 

@@ -125,10 +125,7 @@ def _mean_curvature(
     """|J v|² / |v|² for one random allowed direction v: the mean eigenvalue of JᵀJ, roughly."""
     probe = arrays.like(rng.standard_normal(gradient.shape), products.weights)
     probe = tangent.project(probe)
-    moved = sum(
-        arrays.squared_norm(products.push(part, probe)) for part in range(len(products.blocks))
-    )
-    return moved / arrays.squared_norm(probe)
+    return products.squared_size(probe) / arrays.squared_norm(probe)
 
 
 def _solve(
