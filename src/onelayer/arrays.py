@@ -6,13 +6,17 @@ arrays themselves, so the same code runs on numpy arrays and on torch tensors, o
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import array_api_compat
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 Array: TypeAlias = Any  # an array of any backend that follows the array API standard
+
+_WORTH_SHARING = 4e7  # floating point operations of one product
 
 
 def namespace(*arrays: Array) -> ModuleType:
@@ -80,9 +84,16 @@ def check_device(device: str | None) -> None:
         _torch_for(device)
 
 
-def is_numpy(array: Array) -> bool:
-    """Whether the array is numpy's: its products leave other cores to the caller."""
-    return bool(array_api_compat.is_numpy_array(array))
+def calm_threads(operations: float) -> AbstractContextManager[Any]:
+    """One BLAS thread for as long as the context lasts if a product is too small to share.
+
+    A second thread gains nothing on such products, and waits for its turn in a busy loop: on a
+    machine with other work that made small recoveries ten times slower.
+    """
+    if operations > _WORTH_SHARING:
+        return nullcontext()
+    limits: AbstractContextManager[Any] = threadpool_limits(limits=1, user_api="blas")
+    return limits
 
 
 def detached(array: Array) -> Array:

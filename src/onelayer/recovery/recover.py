@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from onelayer import arrays, blocks, checks
+from onelayer import arrays, checks
 from onelayer.arrays import Array
 from onelayer.inputs import Seed
 from onelayer.layer import AttentionLayer
@@ -135,8 +135,7 @@ def recover(
     placed = [None if a is None else arrays.place(a, device) for a in (X, Y, keys)]
     whole = problem.pose(placed[0], placed[1], placed[2], causal, bias)
     fitted, held_out = _split(whole, 1 if heads == "auto" else heads, rank, rng)
-    parallel = blocks.side_by_side() if arrays.is_numpy(whole.X) else nullcontext()
-    with _listening(progress) as listener, parallel:
+    with _listening(progress) as listener, arrays.calm_threads(_product_size(fitted, heads)):
         log = Log(max_steps, max_seconds, listener)
         search = Search(fitted, held_out, rank, tol, arrays.epsilon(Y), restarts, rng, log)
         outcome = search.unknown_heads() if heads == "auto" else search.known_heads(heads)
@@ -208,6 +207,12 @@ def _split(
     held_out = min(max(1, n // (5 if plenty else 20)), _MOST_HELD_OUT)
     order = rng.permutation(n)
     return whole.take(order[held_out:]), whole.take(order[:held_out])
+
+
+def _product_size(fitted: Problem, heads: int | Literal["auto"]) -> float:
+    """Floating point operations of the largest product in a step."""
+    columns = fitted.dim * (1 if heads == "auto" else heads)
+    return 2.0 * fitted.examples * fitted.tokens * fitted.dim * columns
 
 
 def _reason(
