@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from onelayer.recovery.search import TraceRow
+from onelayer.recovery.trace import TraceRow
 
 
 @contextmanager

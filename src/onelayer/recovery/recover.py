@@ -17,7 +17,8 @@ from onelayer.layer import AttentionLayer
 from onelayer.recovery import display, problem
 from onelayer.recovery.certificate import Certificate, certify
 from onelayer.recovery.problem import Problem
-from onelayer.recovery.search import Ending, Log, Outcome, Search, TraceRow
+from onelayer.recovery.search import Ending, Outcome, Search
+from onelayer.recovery.trace import Log, TraceRow
 
 # Held out: a twentieth, or a fifth where examples are plenty, but never more than this many.
 _MOST_HELD_OUT = 2000

@@ -16,9 +16,7 @@ Pruning drops the head that costs least (see `cost_of_dropping`), which merges h
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -28,6 +26,7 @@ from onelayer.arrays import Array
 from onelayer.recovery import lowrank, noise, reduced, refine
 from onelayer.recovery.problem import Problem
 from onelayer.recovery.reduced import Fit
+from onelayer.recovery.trace import Log
 
 # Fewer equations than this per unknown and a fit proves nothing, more heads still less.
 _FEWEST_EQUATIONS = 1.2
@@ -51,58 +50,6 @@ class Ending(Enum):
     STATIONARY = "stationary"  # no step lowers the loss any more
     STUCK = "stuck"  # steps lower the loss too slowly to get anywhere
     BUDGET = "budget"  # steps or seconds are spent
-
-
-@dataclass(frozen=True)
-class TraceRow:
-    """One step: which stage, on how many heads and examples, what it reached at which cost."""
-
-    step: int
-    stage: str
-    heads: int
-    examples: int
-    error: float  # relative root mean square on the examples of the stage
-    damping: float
-    products: int
-    seconds: float
-    held_out_error: float | None = None  # measured where a decision rests on it
-
-
-@dataclass
-class Log:
-    """The trace, the budget and the listener: what every stage writes to."""
-
-    max_steps: int
-    max_seconds: float | None
-    listener: Callable[[TraceRow], None] | None = None
-    rows: list[TraceRow] = field(default_factory=list)
-    started: float = field(default_factory=time.perf_counter)
-
-    def add(self, stage: str, state: refine.State, held_out_error: float | None = None) -> None:
-        fit = state.fit
-        row = TraceRow(
-            step=len(self.rows),
-            stage=stage,
-            heads=fit.heads,
-            examples=sum(int(block.keys.shape[0]) for block in fit.blocks),
-            error=fit.error,
-            damping=state.damping,
-            products=state.products,
-            seconds=self.seconds,
-            held_out_error=held_out_error,
-        )
-        self.rows.append(row)
-        if self.listener is not None:
-            self.listener(row)
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.started
-
-    @property
-    def spent(self) -> bool:
-        late = self.max_seconds is not None and self.seconds > self.max_seconds
-        return late or len(self.rows) >= self.max_steps
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,64 @@
+"""The trace of a recovery: one row a step, and the budget that is counted in its rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from onelayer.recovery.refine import State
+
+
+@dataclass(frozen=True)
+class TraceRow:
+    """One step: which stage, on how many heads and examples, what it reached at which cost."""
+
+    step: int
+    stage: str
+    heads: int
+    examples: int
+    error: float  # relative root mean square on the examples of the stage
+    damping: float
+    products: int
+    seconds: float
+    held_out_error: float | None = None  # measured where a decision rests on it
+
+
+@dataclass
+class Log:
+    """The trace, the budget and the listener: what every stage writes to."""
+
+    max_steps: int
+    max_seconds: float | None
+    listener: Callable[[TraceRow], None] | None = None
+    rows: list[TraceRow] = field(default_factory=list)
+    started: float = field(default_factory=time.perf_counter)
+
+    def add(self, stage: str, state: State, held_out_error: float | None = None) -> None:
+        """A row for a state after a step or, with its held-out error, after a stage."""
+        fit = state.fit
+        row = TraceRow(
+            step=len(self.rows),
+            stage=stage,
+            heads=fit.heads,
+            examples=sum(int(block.keys.shape[0]) for block in fit.blocks),
+            error=fit.error,
+            damping=state.damping,
+            products=state.products if held_out_error is None else 0,
+            seconds=self.seconds,
+            held_out_error=held_out_error,
+        )
+        self.rows.append(row)
+        if self.listener is not None:
+            self.listener(row)
+
+    @property
+    def seconds(self) -> float:
+        """Time since the search began."""
+        return time.perf_counter() - self.started
+
+    @property
+    def spent(self) -> bool:
+        """Whether the budget is."""
+        late = self.max_seconds is not None and self.seconds > self.max_seconds
+        return late or len(self.rows) >= self.max_steps
