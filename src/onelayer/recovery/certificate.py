@@ -33,7 +33,7 @@ _LANCZOS_ACCURACY = 0.3
 # of the recovered weights: the direction cannot be told from a free one.
 _UNDETERMINED = 1e-6
 _SINGLE_SUFFICES = 1e-4  # eigenvalues above this, relative to the largest, are right in float32
-_ENOUGH = 16.0  # equations per unknown, to judge by
+_ENOUGH = 8.0  # equations per unknown, to judge by
 _SHARE = 0.05  # of such a direction, from which on a head counts as taking part in it
 
 
@@ -91,7 +91,7 @@ def _thinned(fit: Fit, fitted: Problem, rank: int | None) -> Fit:
     """The same heads on no more examples than it takes to judge how well they are determined."""
     wanted = _ENOUGH * fitted.unknowns(fit.heads, rank)
     share = wanted / fitted.equations()
-    if share > 0.5:
+    if share > 0.8:
         return fit
     few = fitted.take(np.arange(max(1, int(share * fitted.examples))))
     return reduced.fit(few.blocks(fit.heads), fit.stacked, fit.output_bias, few.equations())

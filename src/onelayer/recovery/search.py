@@ -31,9 +31,8 @@ from onelayer.recovery.trace import Log
 # Fewer equations than this per unknown and a fit proves nothing, more heads still less.
 _FEWEST_EQUATIONS = 1.2
 # A first stage sees this many equations per unknown: enough to find the basin, and cheap.
-_FIRST_EQUATIONS = 8.0
-# Relative error at which a stage on a part of the examples hands over to all of them.
-_HANDOVER = 1e-4
+_FIRST_EQUATIONS = 6.0
+_WORTH_A_STAGE = 1.5  # a stage on few examples pays if all are at least so many times as many
 _SCARCE_EQUATIONS = 3.5  # with fewer than this per unknown the first start is gentle too
 _EXPECTED = 0.7  # a stage is stuck if its gait's patience leaves more than this share of the loss
 _NEAR_PATIENCE, _NEAR = 40, 1e-5  # near an exact fit slow progress is conditioning: be patient
@@ -114,12 +113,12 @@ class Search:
     ) -> Outcome:
         """A stage on few examples where there are many, then on all; pruned to `heads` at the end.
 
-        Each further attempt sees twice as many examples: more of them leave fewer bad minima.
+        The stage on few examples goes on to the end, which without noise leaves nothing to do for
+        all of them. Each further attempt sees twice as many: more examples, fewer bad minima.
         """
         part = self._part(stacked, attempt)
         if part is not None:
-            target = max(self.tol, _HANDOVER)
-            few = self.stage(f"{name}, few examples", stacked, gait, part, target)
+            few = self.stage(f"{name}, few examples", stacked, gait, part, self.tol / 3)
             stacked, gait = few.state.fit.stacked, refine.BRISK
         outcome = self.stage(name, stacked, gait)
         if outcome.state.fit.heads > heads:
@@ -132,7 +131,7 @@ class Search:
         unknowns = self.problem.unknowns(heads, self.rank)
         per_example = self.problem.equations() / self.problem.examples
         size = int(np.ceil(_FIRST_EQUATIONS * 2**attempt * unknowns / per_example))
-        if 2 * size > self.problem.examples:
+        if _WORTH_A_STAGE * size > self.problem.examples:
             return None
         return self.problem.take(np.arange(size))
 
