@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -9,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import onelayer
@@ -29,14 +31,11 @@ err = Console(stderr=True)
 
 def main() -> None:
     """The entry point: mistakes of the caller end in one line on standard error, never a trace."""
-    try:
-        app()
-    except KeyboardInterrupt:
-        _fail("interrupted; nothing was written", code=130)
+    app()
 
 
 def _fail(message: str, code: int = 2) -> NoReturn:
-    err.print(f"[red]onelayer:[/red] {message}", highlight=False, soft_wrap=True)
+    err.print(f"[red]onelayer:[/red] {escape(message)}", highlight=False, soft_wrap=True)
     raise SystemExit(code)
 
 
@@ -72,8 +71,11 @@ def demo(
         f"A random layer with {heads} heads of {dim} x {dim}, seen only through "
         f"{examples} random examples of 4 tokens: what are its weights?"
     )
-    with display.live(err) as listener:
-        found = recover(X, layer(X), heads=heads, seed=seed, progress=listener)
+    try:
+        with display.live(err) as listener:
+            found = recover(X, layer(X), heads=heads, seed=seed, progress=listener)
+    except KeyboardInterrupt:
+        _fail("interrupted", code=130)
     match = found.layer.distance(layer)
     table = Table(title="Recovered heads", title_justify="left")
     for column in ("head", "found as", "attention error", "projection error"):
@@ -122,6 +124,8 @@ def recover_command(
 
         onelayer recover bert.safetensors --heads 12 --rank 32 --bias -o layer.safetensors
     """
+    if output.is_dir():
+        _fail(f"{output} is a folder, expected a file to write to")
     if not output.parent.is_dir():
         _fail(f"{output.parent} is no folder, expected one to write {output.name} to")
     try:
@@ -130,7 +134,7 @@ def recover_command(
             found = recover(
                 arrays["X"],
                 arrays["Y"],
-                heads=heads if not heads.lstrip("-").isdigit() else int(heads),  # type: ignore[arg-type]
+                heads=int(heads) if re.fullmatch("-?[0-9]+", heads) else heads,  # type: ignore[arg-type]
                 rank=rank,
                 bias=bias,
                 causal=causal,
@@ -146,9 +150,12 @@ def recover_command(
             found.layer.save(output)
     except (ValueError, TypeError, OSError) as error:
         _fail(str(error))
+    except KeyboardInterrupt:  # typer would end here without a word
+        _fail("interrupted; nothing was written", code=130)
     _report(found)
     if found.converged or force:
-        out.print(f"Wrote {found.layer} to {output}.", highlight=False, soft_wrap=True)
+        text = escape(f"Wrote {found.layer} to {output}.")
+        out.print(text, highlight=False, soft_wrap=True)
     else:
         out.print("Nothing was written: the layer is not to be believed (--force writes it).")
     raise typer.Exit(0 if found.converged else 1)
@@ -169,11 +176,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _read_npz(path: Path) -> dict[str, Any]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with zipfile.ZipFile(path), open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # damaged archives raise anything from zlib.error to MemoryError
         raise ValueError(f"{path} is not a whole .npz file of plain arrays: {error}") from error
 
 

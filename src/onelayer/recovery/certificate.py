@@ -28,6 +28,7 @@ from onelayer.recovery.problem import Problem
 from onelayer.recovery.reduced import Fit, Jacobian
 
 _LANCZOS_STEPS = 120
+_FEWEST_STEPS = 20  # before that a small value may not have shown yet
 _LANCZOS_ACCURACY = 0.3
 # A singular value this small relative to the largest moves outputs by less than rounding errors
 # of the recovered weights: the direction cannot be told from a free one.
@@ -150,8 +151,8 @@ def determination(
         )
     largest, smallest = (float(max(value, 0.0)) ** 0.5 for value in (values[-1], values[0]))
     determined = _separable(fit)
-    # A change of Θ by |Θ|/2 along the weakest direction moves the outputs by less than what the
-    # fit leaves over: with noise that is what "free" means.
+    # With noise of this error an estimate strays by error / singular value along the weakest
+    # direction: by half the size of a head or more, and the head is anybody's guess.
     sizes = _head_sums(fit.stacked, dim) ** 0.5
     free = smallest <= _UNDETERMINED * largest or smallest * sizes.min() < 2 * fit.error
     if free:
@@ -173,7 +174,7 @@ def _separable(fit: Fit) -> np.ndarray[Any, Any]:
     explain: large where next to nothing is left.
     """
     dim = fit.blocks[0].keys.shape[2]
-    inverse = arrays.to_numpy(fit.inverse)
+    inverse = arrays.to_numpy(reduced.ridged_inverse(fit.gram))
     rows = sum(int(block.outputs.shape[0]) for block in fit.blocks)
     left = [
         1 / np.linalg.norm(inverse[i * dim : (i + 1) * dim, i * dim : (i + 1) * dim], 2)
@@ -208,7 +209,8 @@ def _extreme_eigenvalues(
         largest = max(float(values[-1]), 0.0)
         enough = _LANCZOS_ACCURACY * max(values[0], _UNDETERMINED**2 * largest)
         exhausted = length <= 10 * arrays.epsilon(start) * largest
-        if exhausted or length * abs(vectors[-1, 0]) < enough or len(diagonal) >= _LANCZOS_STEPS:
+        sure = len(diagonal) >= _FEWEST_STEPS and length * abs(vectors[-1, 0]) < enough
+        if exhausted or sure or len(diagonal) >= min(_LANCZOS_STEPS, tangent.directions(start)):
             return values, xp.reshape(arrays.like(vectors[:, 0], start) @ basis, shape)
         beside.append(length)
         basis = xp.concat([basis, xp.reshape(image / length, (1, size))], axis=0)

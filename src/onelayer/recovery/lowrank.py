@@ -27,6 +27,14 @@ class Tangent:
     left: Array | None = None  # U (m, d, r)
     right: Array | None = None  # V (m, d, r)
 
+    def directions(self, stacked: Array) -> int:
+        """How many independent ones there are: the dimension of the tangent space."""
+        rows, columns = stacked.shape
+        if self.left is None:
+            return int(rows * columns)
+        rank = self.left.shape[2]
+        return int(columns // self.dim * rank * (2 * self.dim - rank) + (rows - self.dim) * columns)
+
     def project(self, direction: Array) -> Array:
         """The nearest allowed direction."""
         if self.left is None or self.right is None:

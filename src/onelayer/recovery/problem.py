@@ -83,8 +83,8 @@ class Problem:
         if self.mask is None:
             return examples * self.tokens * self.out_dim
         xp = arrays.namespace(self.mask)
-        share = float(xp.sum(xp.astype(self.mask, xp.float64))) / self.examples
-        return int(examples * share * self.out_dim)
+        rows = int(xp.sum(xp.astype(self.mask, xp.int64)))
+        return examples * rows * self.out_dim // self.examples
 
     def take(self, index: Array) -> Problem:
         """The problem on some of the examples."""
@@ -130,21 +130,32 @@ def pose(X: Array, Y: Array, mask: Array | None, causal: bool, bias: bool) -> Pr
     """The recovery problem of checked arrays X and Y, in float64 and whitened coordinates."""
     xp = arrays.namespace(X)
     X, Y = arrays.double(X), arrays.double(Y)
-    if mask is not None:
-        Y = Y * xp.astype(mask, Y.dtype)[:, :, None]
-    tokens = X if mask is None else X * xp.astype(mask, X.dtype)[:, :, None]
-    whitening = _inverse_root(tokens)
-    rows = int(X.shape[0] * X.shape[1]) if mask is None else int(xp.sum(xp.astype(mask, xp.int64)))
-    root_mean_square = (arrays.squared_norm(Y) / (rows * Y.shape[2])) ** 0.5
-    scale = root_mean_square or 1.0
-    return Problem(X @ whitening, Y / scale, mask, causal, bias, whitening, scale)
+    rows = int(X.shape[0] * X.shape[1])
+    if mask is not None:  # whatever is in the padding, zeros can do no harm
+        X, Y = (xp.where(mask[:, :, None], array, xp.zeros_like(array)) for array in (X, Y))
+        rows = int(xp.sum(xp.astype(mask, xp.int64)))
+    # Largest entries are brought to 1 first, so that squares neither overflow nor vanish.
+    token_scale, output_scale = (float(xp.max(xp.abs(array))) or 1.0 for array in (X, Y))
+    X, Y = X / token_scale, Y / output_scale
+    whitening = _inverse_root(X, rows)
+    mean_square = arrays.squared_norm(Y) / (rows * Y.shape[2])
+    scale = mean_square**0.5 or 1.0
+    return Problem(
+        X @ whitening,
+        Y / scale,
+        mask,
+        causal,
+        bias,
+        whitening / token_scale,
+        scale * output_scale,
+    )
 
 
-def _inverse_root(tokens: Array) -> Array:
-    """(E xᵀx)^(-1/2), with directions that do not occur left at the size of the others."""
+def _inverse_root(tokens: Array, rows: int) -> Array:
+    """(E xᵀx)^(-1/2) over `rows` tokens; directions that do not occur keep the others' size."""
     xp = arrays.namespace(tokens)
     flat = xp.reshape(tokens, (-1, tokens.shape[2]))
-    moments = arrays.transpose(flat) @ flat / flat.shape[0]
+    moments = arrays.transpose(flat) @ flat / rows
     values, vectors = xp.linalg.eigh(moments)
     largest = float(values[-1])
     if largest <= 0:

@@ -138,7 +138,15 @@ def recover(
     fitted, held_out = _split(whole, 1 if heads == "auto" else heads, rank, rng)
     with _listening(progress) as listener, arrays.calm_threads(_product_size(fitted, heads)):
         log = Log(max_steps, max_seconds, listener)
-        search = Search(fitted, held_out, rank, tol, arrays.epsilon(Y), restarts, rng, log)
+        seen = held_out
+        if heads == "auto" and held_out.examples > 1:
+            # The number of heads is chosen on one half: the certificate is for the other, unseen.
+            half = held_out.examples // 2
+            seen, held_out = (
+                held_out.take(np.arange(half)),
+                held_out.take(np.arange(half, held_out.examples)),
+            )
+        search = Search(fitted, seen, rank, tol, arrays.epsilon(Y), restarts, rng, log)
         outcome = search.unknown_heads() if heads == "auto" else search.known_heads(heads)
         certificate = certify(outcome.state.fit, fitted, held_out, rank, rng, _DELTA)
     fit = outcome.state.fit

@@ -30,6 +30,7 @@ from onelayer.recovery.problem import Block
 # Relative to the mean eigenvalue of HᵀH: they keep the inverse finite when heads coincide.
 _RIDGE = 1e-13
 SINGULAR_RIDGE = 1e-10
+_UNSEEN = 1e-11  # eigenvalues below this, relative to the largest, are zero
 
 # Attention and features of all examples are kept in memory up to this size.
 _KEEP_BYTES = 2 * 2**30
@@ -56,7 +57,8 @@ class Fit:
     blocks: tuple[Block, ...]
     stacked: Array
     attended: Sequence[Attended]
-    inverse: Array  # (HᵀH)⁻¹
+    gram: Array  # HᵀH
+    inverse: Array  # (HᵀH)⁺
     weights: Array
     residuals: tuple[Array, ...]
     loss: float  # mean square of the residuals: relative, since outputs have unit mean square
@@ -129,7 +131,9 @@ def fit(blocks: tuple[Block, ...], stacked: Array, output_bias: bool, equations:
     weights = weights + correction
     residuals = map_over(parts, lambda part: residuals[part] - attended[part].features @ correction)
     loss = sum(arrays.squared_norm(residual) for residual in residuals) / equations
-    return Fit(blocks, stacked, attended, inverse, weights, tuple(residuals), loss, output_bias)
+    return Fit(
+        blocks, stacked, attended, gram, inverse, weights, tuple(residuals), loss, output_bias
+    )
 
 
 def _gram(features: Array) -> Array:
@@ -145,23 +149,43 @@ def _against_features(attended: Sequence[Attended], outputs: Sequence[Array]) ->
 
 
 def _inverse(gram: Array) -> Array:
-    """(HᵀH + ridge)⁻¹, with a larger ridge where heads coincide.
+    """(HᵀH)⁻¹, or the pseudo-inverse where features depend on one another.
 
-    There the entries of the inverse are as large as 1/ridge, and what they say of the other
-    directions is rounded off relative to that; the correction in `fit` can mend it from 1e-6.
+    Then the weights are the smallest of all that fit as well. Any others carry large parts that
+    cancel in H W but not in J, which is made of the W_i one by one: steps would be lost in them.
     """
     xp = arrays.namespace(gram)
-    size = gram.shape[0]
-    mean = float(xp.linalg.trace(gram)) / size
-    if mean == 0:
-        return gram
-    identity = xp.eye(size, dtype=gram.dtype, device=arrays.device(gram))
-    inverse = xp.linalg.inv(gram + _RIDGE * mean * identity)
-    if not float(xp.max(xp.abs(inverse))) * mean < 0.1 / SINGULAR_RIDGE:  # so that NaN counts
+    inverse = _with_ridge(gram, _RIDGE)
+    if _is_singular(gram, inverse):
         values, vectors = xp.linalg.eigh(gram)
-        values = xp.where(values > 0, values, xp.zeros_like(values)) + SINGULAR_RIDGE * mean
+        seen = values > _UNSEEN * values[-1]
+        vectors = vectors * xp.astype(seen, vectors.dtype)
+        values = xp.where(seen, values, xp.ones_like(values))
         inverse = (vectors / values) @ arrays.transpose(vectors)
     return (inverse + arrays.transpose(inverse)) / 2
+
+
+def ridged_inverse(gram: Array) -> Array:
+    """(HᵀH + ridge)⁻¹, large in directions that features do not have: what pseudo-inverses hide."""
+    inverse = _with_ridge(gram, _RIDGE)
+    return _with_ridge(gram, SINGULAR_RIDGE) if _is_singular(gram, inverse) else inverse
+
+
+def _with_ridge(gram: Array, ridge: float) -> Array:
+    """The ridge is relative to the mean eigenvalue, and 1 if that is zero."""
+    xp = arrays.namespace(gram)
+    identity = xp.eye(gram.shape[0], dtype=gram.dtype, device=arrays.device(gram))
+    return xp.linalg.inv(gram + (ridge * _mean_eigenvalue(gram) or 1.0) * identity)
+
+
+def _is_singular(gram: Array, inverse: Array) -> bool:
+    xp = arrays.namespace(gram)
+    largest = float(xp.max(xp.abs(inverse))) * _mean_eigenvalue(gram)
+    return not 0 < largest < 0.1 / SINGULAR_RIDGE  # so that NaN counts
+
+
+def _mean_eigenvalue(gram: Array) -> float:
+    return float(arrays.namespace(gram).linalg.trace(gram)) / int(gram.shape[0])
 
 
 @dataclass(frozen=True)
@@ -240,7 +264,7 @@ def jacobian(fit: Fit, single: bool = False) -> Jacobian:
         return Jacobian(fit.blocks, fit.attended, fit.weights, fit.inverse)
     convert = arrays.single
     blocks = tuple(
-        Block(convert(b.queries), convert(b.keys), b.outputs, b.allowed, b.counted)
+        Block(convert(b.queries), convert(b.keys), b.outputs, b.allowed, _single(b.counted))
         for b in fit.blocks
     )
     attended: Sequence[Attended]
@@ -249,6 +273,10 @@ def jacobian(fit: Fit, single: bool = False) -> Jacobian:
     else:
         attended = tuple(Attended(convert(a.attention), convert(a.features)) for a in fit.attended)
     return Jacobian(blocks, attended, convert(fit.weights), convert(fit.inverse))
+
+
+def _single(array: Array | None) -> Array | None:
+    return None if array is None else arrays.single(array)
 
 
 def gradient(fit: Fit) -> Array:
@@ -264,9 +292,10 @@ def cost_of_dropping(fit: Fit) -> list[float]:
     """
     xp = arrays.namespace(fit.stacked)
     dim = fit.blocks[0].keys.shape[2]
+    inverse = ridged_inverse(fit.gram)
     costs = []
     for head in range(fit.heads):
         part = slice(head * dim, (head + 1) * dim)
         weights = fit.weights[part, :]
-        costs.append(float(xp.sum(weights * xp.linalg.solve(fit.inverse[part, part], weights))))
+        costs.append(float(xp.sum(weights * xp.linalg.solve(inverse[part, part], weights))))
     return costs

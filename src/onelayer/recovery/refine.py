@@ -144,7 +144,10 @@ def _solve(
     current, used = 1.0, 0
     while current > enough and used < _MOST_PRODUCTS:
         image = tangent.project(products.normal(direction)) + damping * direction
-        length = current / float(xp.sum(direction * image))
+        bend = float(xp.sum(direction * image))
+        if not bend > 0:  # rounding errors are all that is left
+            break
+        length = current / bend
         solution = solution + length * direction
         residual = residual - length * image
         following = arrays.squared_norm(residual)

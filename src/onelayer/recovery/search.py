@@ -172,6 +172,8 @@ class Search:
             elif outcome.state.fit.loss < best.state.fit.loss:
                 grown = grown and self.same(best, outcome)
                 best = outcome
+        if self.log.spent and not best.solved:
+            best = Outcome(best.state, Ending.BUDGET)
         return best
 
     def noise_remains(self, fit: Fit) -> bool:

@@ -1,0 +1,167 @@
+"""Small recovery problems in all their variants, for the tests of the recovery half."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import oracles
+from hypothesis import strategies as st
+
+from onelayer import attention
+from onelayer.arrays import like, to_numpy
+from onelayer.recovery import problem, reduced
+
+
+@dataclass(frozen=True)
+class Case:
+    """Examples as numpy arrays with their options, and attention matrices to look at them with.
+
+    `attention` (m, d, d) and `key_bias` (m, d) or None are in whitened coordinates.
+    """
+
+    X: Any
+    Y: Any
+    attention: Any
+    key_bias: Any = None
+    mask: Any = None
+    causal: bool = False
+
+    @property
+    def bias(self):
+        return self.key_bias is not None
+
+    @property
+    def heads(self):
+        return len(self.attention)
+
+    @property
+    def equations(self):
+        """How many numbers are observed."""
+        n, tokens, out_dim = self.Y.shape
+        return len(oracles.present_rows(n, tokens, self.mask)) * out_dim
+
+    def problem(self, xp_array=np.asarray):
+        mask = None if self.mask is None else xp_array(self.mask)
+        return problem.pose(xp_array(self.X), xp_array(self.Y), mask, self.causal, self.bias)
+
+    def fit(self, xp_array=np.asarray, per_block=1000):
+        """The reduced fit at the attention matrices, so many examples to a block."""
+        posed = self.problem(xp_array)
+        stacked = like(attention.stack(self.attention, self.key_bias), posed.X)
+        n = posed.examples
+        cuts = [slice(start, min(n, start + per_block)) for start in range(0, n, per_block)]
+        parts = tuple(posed._block(cut) for cut in cuts)
+        return reduced.fit(parts, stacked, self.bias, self.equations)
+
+    def options(self):
+        """What the oracles take beside the attention matrices."""
+        return {"key_bias": self.key_bias, "mask": self.mask, "causal": self.causal}
+
+    def whitened(self):
+        """Tokens and outputs as the reduced problem sees them."""
+        posed = self.problem()
+        return posed.X, posed.Y
+
+    def features(self):
+        """H by loops."""
+        X, _ = self.whitened()
+        return oracles.attended_tokens(X, self.attention, **self.options(), constant=self.bias)
+
+    def loss(self):
+        """The reduced loss by loops and plain least squares."""
+        X, Y = self.whitened()
+        return oracles.reduced_loss(X, Y, self.attention, **self.options(), output_bias=self.bias)
+
+    def moved(self, direction, length):
+        """The case at attention matrices moved along a stacked direction."""
+        change, bias_change = unstacked(direction, self.attention.shape[1])
+        key_bias = self.key_bias if bias_change is None else self.key_bias + length * bias_change
+        return replace(self, attention=self.attention + length * change, key_bias=key_bias)
+
+    def push(self, direction, weights):
+        """J times a stacked direction by loops, with the projections of a fit."""
+        X, _ = self.whitened()
+        change, bias_change = unstacked(direction, X.shape[2])
+        heads, dim, _ = self.attention.shape
+        projection = to_numpy(weights)[: heads * dim].reshape(heads, dim, -1)
+        return oracles.output_change(
+            X, self.attention, projection, change, bias_change=bias_change, **self.options()
+        )
+
+    def reduced_jacobian(self, weights):
+        """The dense (I - H H⁺) J, one column per entry of the stacked attention matrices."""
+        heads, dim, _ = self.attention.shape
+        shape = (dim + int(self.bias), heads * dim)
+        columns = []
+        for entry in range(shape[0] * shape[1]):
+            direction = np.zeros(shape[0] * shape[1])
+            direction[entry] = 1.0
+            columns.append(np.ravel(self.push(direction.reshape(shape), weights)))
+        J = np.stack(columns, axis=1)
+        H = np.kron(self.features(), np.eye(self.Y.shape[2]))
+        return J - H @ (np.linalg.pinv(H, rcond=1e-10) @ J)
+
+
+def unstacked(direction, dim):
+    """(change of the attention matrices, change of the key biases or None)."""
+    parts = to_numpy(attention.unstack(direction, dim))
+    return parts[:, :dim], (parts[:, dim] if parts.shape[1] > dim else None)
+
+
+def random_mask(rng, n, tokens):
+    """A random mask that leaves every example at least one token."""
+    mask = rng.random((n, tokens)) < 0.6
+    mask[np.arange(n), rng.integers(0, tokens, n)] = True
+    return mask
+
+
+def random_case(
+    seed, n=6, tokens=3, heads=2, dim=2, out_dim=2, bias=False, masked=False, causal=False
+):
+    """A case with random everything; outputs are noise, so that residuals are large."""
+    rng = np.random.default_rng(seed)
+    return Case(
+        X=rng.standard_normal((n, tokens, dim)) @ rng.standard_normal((dim, dim)),
+        Y=3.0 * rng.standard_normal((n, tokens, out_dim)),
+        attention=rng.standard_normal((heads, dim, dim)),
+        key_bias=rng.standard_normal((heads, dim)) if bias else None,
+        mask=random_mask(rng, n, tokens) if masked else None,
+        causal=causal,
+    )
+
+
+@st.composite
+def small_cases(draw, most_examples=8, least_examples=1, least_tokens=1):
+    """Cases of all shapes and options, with more or fewer equations than unknowns."""
+    return random_case(
+        seed=draw(st.integers(0, 2**32 - 1)),
+        n=draw(st.integers(least_examples, most_examples)),
+        tokens=draw(st.integers(least_tokens, 3)),
+        heads=draw(st.integers(1, 3)),
+        dim=draw(st.integers(1, 3)),
+        out_dim=draw(st.integers(1, 4)),
+        bias=draw(st.booleans()),
+        masked=draw(st.booleans()),
+        causal=draw(st.booleans()),
+    )
+
+
+def well_posed_cases():
+    """Cases with far more equations than unknowns, so that the least squares are determined."""
+    return small_cases(most_examples=30, least_examples=25, least_tokens=2)
+
+
+def solved_case(layer, X, mask=None, causal=False):
+    """A layer's own outputs, looked at with the layer's own attention matrices: nothing is left."""
+    weights = {name: to_numpy(array) for name, array in layer.arrays().items()}
+    Y = to_numpy(layer(X, mask=mask, causal=causal))
+    bias = weights.get("key_bias")
+    root = np.linalg.inv(problem.pose(X, Y, mask, causal, bias is not None).whitening)
+    return Case(
+        X,
+        Y,
+        attention=root @ weights["attention"] @ root,
+        key_bias=None if bias is None else bias @ root,
+        mask=mask,
+        causal=causal,
+    )

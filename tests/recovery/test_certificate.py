@@ -1,0 +1,243 @@
+from dataclasses import replace
+
+import numpy as np
+import oracles
+import pytest
+from cases import random_mask, solved_case
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from onelayer import AttentionLayer, inputs
+from onelayer.recovery import certificate, lowrank
+
+DELTA = 0.05
+
+
+def solved(n=60, tokens=3, masked=False, causal=False, noise=0.0, **options):
+    """A layer's own outputs seen with its own attention matrices."""
+    layer = AttentionLayer.random(**{"heads": 2, "dim": 3, "scale": 2.0, "seed": 1, **options})
+    X = inputs.gaussian(n, tokens, layer.dim, seed=2)
+    rng = np.random.default_rng(3)
+    case = solved_case(layer, X, random_mask(rng, n, tokens) if masked else None, causal)
+    return replace(case, Y=case.Y + noise * rng.standard_normal(case.Y.shape))
+
+
+def singular_values(case, rank=None):
+    """Those of the dense reduced Jacobian on the directions that the rank allows, descending."""
+    fit = case.fit()
+    J = case.reduced_jacobian(fit.weights)
+    dim = case.X.shape[2]
+    tangent = lowrank.tangent(fit.stacked, dim, rank)
+    units = np.eye(J.shape[1]).reshape(-1, *fit.stacked.shape)
+    projector = np.stack([tangent.project(unit).ravel() for unit in units])
+    values, vectors = np.linalg.eigh(projector)
+    basis = vectors[:, values > 0.5]
+    return np.linalg.svd(J @ basis)[1]
+
+
+def certify(case, held_out, rank=None, seed=0):
+    """The certificate of the case's fit, judged on other examples of the same layer."""
+    posed = case.problem()
+    others = replace(
+        posed,
+        X=held_out.X @ posed.whitening,
+        Y=held_out.Y / posed.output_scale,
+        mask=held_out.mask,
+    )
+    rng = np.random.default_rng(seed)
+    return certificate.certify(case.fit(), posed, others, rank, rng, DELTA)
+
+
+# The bound on the mean
+
+
+@given(mean=st.floats(0, 1), count=st.integers(1, 10_000), delta=st.sampled_from([0.5, 0.05, 1e-6]))
+@example(mean=0.0, count=100, delta=0.05)
+@example(mean=1.0, count=1, delta=0.05)
+def test_bound_on_a_mean_solves_its_equation(mean, count, delta):
+    bound = certificate.mean_bound(mean, count, delta)
+    assert mean <= bound <= 1
+    if bound < 1 - 1e-9:
+        reached = count * oracles.coin_divergence(mean, bound)
+        assert reached == pytest.approx(np.log(1 / delta), rel=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 10, 300])
+@pytest.mark.parametrize("delta", [0.5, 0.05])
+def test_bound_on_errors_of_zero_has_a_closed_form(count, delta):
+    bound = certificate.mean_bound(0.0, count, delta)
+    assert bound == pytest.approx(1 - delta ** (1 / count), rel=1e-9)
+
+
+@given(mean=st.floats(0, 0.9), more=st.floats(1e-3, 0.1), count=st.integers(2, 1000))
+def test_bound_grows_with_the_mean_and_falls_with_the_count(mean, more, count):
+    bound = certificate.mean_bound(mean, count, DELTA)
+    assert certificate.mean_bound(mean + more, count, DELTA) > bound
+    assert certificate.mean_bound(mean, 2 * count, DELTA) < bound
+    assert certificate.mean_bound(mean, count, DELTA / 2) > bound
+
+
+@pytest.mark.parametrize("shape", [(0.02, 2.0), (1.0, 1.0), (0.3, 0.01)])
+@pytest.mark.parametrize("count", [5, 60])
+def test_bound_covers_the_true_mean_as_often_as_it_promises(shape, count):
+    rng = np.random.default_rng(0)
+    delta, runs = 0.2, 400
+    samples = np.clip(rng.beta(*shape, (runs, count)), 0.0, 1.0)
+    true = shape[0] / sum(shape)
+    missed = sum(certificate.mean_bound(float(s.mean()), count, delta) < true for s in samples)
+    slack = 3 * (delta * (1 - delta) * runs) ** 0.5
+    assert missed <= delta * runs + slack
+
+
+def test_bound_on_coins_is_not_idle():
+    rng = np.random.default_rng(1)
+    bounds = [certificate.mean_bound(c / 50, 50, 0.2) for c in rng.binomial(50, 0.3, 400)]
+    missed = np.mean(np.array(bounds) < 0.3)
+    assert 0.02 < missed < 0.2
+    assert np.mean(bounds) < 0.5
+
+
+# The errors on held-out examples
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_errors_are_those_of_the_examples_one_by_one(masked):
+    case = solved(noise=0.1, masked=masked, bias=True)
+    held_out = solved(n=7, noise=0.3, masked=masked, bias=True)
+    result = certify(case, held_out)
+    posed = case.problem()
+    layer = posed.layer(case.fit().stacked, case.fit().weights)
+    outputs = layer(held_out.X, mask=held_out.mask)
+    wrong, size = np.zeros(7), np.zeros(7)
+    for i, row in oracles.present_rows(7, 3, held_out.mask):
+        wrong[i] += np.sum((outputs[i, row] - held_out.Y[i, row]) ** 2)
+        size[i] += np.sum(held_out.Y[i, row] ** 2)
+    assert result.examples == 7
+    assert result.error == pytest.approx((wrong.sum() / size.sum()) ** 0.5, rel=1e-9)
+    assert result.worst == pytest.approx(max(wrong / size) ** 0.5, rel=1e-9)
+    mean = float(np.minimum(wrong / size, 1.0).mean())
+    assert result.error_bound == pytest.approx(certificate.mean_bound(mean, 7, DELTA), rel=1e-9)
+    assert result.confidence == 1 - DELTA
+    assert (1 - result.exceed_probability) ** 7 == pytest.approx(DELTA)
+
+
+def test_one_very_wrong_example_counts_as_no_more_than_wrong():
+    case, held_out = solved(), solved(n=20)
+    held_out.Y[3] += 1e6
+    result = certify(case, held_out)
+    assert result.worst > 0.9
+    assert result.error_bound == pytest.approx(certificate.mean_bound(1 / 20, 20, DELTA), rel=1e-2)
+
+
+def test_outputs_of_zero_that_were_not_foreseen_are_infinitely_wrong():
+    case, held_out = solved(), solved(n=4)
+    held_out.Y[1] = 0.0
+    result = certify(case, held_out)
+    assert result.worst == np.inf
+    assert np.isfinite(result.error)
+    assert 0.25 < result.error_bound < 1
+
+
+def test_a_certificate_of_nothing_but_zeros():
+    case = solved()
+    case.Y[:] = 0.0
+    result = certify(case, case)
+    assert (result.error, result.worst) == (0.0, 0.0)
+    assert result.undetermined_heads == [0, 1]
+
+
+# Which heads are determined
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bias": True},
+        {"masked": True},
+        {"causal": True, "bias": True},
+        {"rank": 1},
+        {"rank": 2, "bias": True},
+        {"heads": 3, "out_dim": 1, "n": 90},
+        {"out_dim": 5, "scale": 6.0},
+        {"heads": 1, "dim": 2},
+    ],
+)
+def test_smallest_singular_value_is_that_of_the_dense_jacobian(options):
+    case, rank = solved(**options), options.get("rank")
+    values = singular_values(case, rank)
+    smallest, determined = certificate.determination(case.fit(), rank, np.random.default_rng(0))
+    assert smallest == pytest.approx(values[-1] / values[0], rel=0.3)
+    assert smallest > 1e-3
+    assert determined.all()
+
+
+def test_determination_is_the_same_on_every_backend(xp_array):
+    case = solved(bias=True)
+    expected, _ = certificate.determination(case.fit(), None, np.random.default_rng(0))
+    found, determined = certificate.determination(
+        case.fit(xp_array), None, np.random.default_rng(0)
+    )
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert determined.tolist() == [True, True]
+
+
+def undetermined(case, rank=None, seed=0):
+    smallest, determined = certificate.determination(case.fit(), rank, np.random.default_rng(seed))
+    return smallest, np.flatnonzero(~determined).tolist()
+
+
+def test_two_equal_heads_are_not_determined():
+    layer = AttentionLayer.random(heads=3, dim=3, seed=1)
+    layer.attention[2] = layer.attention[0]
+    _, heads = undetermined(solved_case(layer, inputs.gaussian(60, 3, 3, seed=2)))
+    assert {0, 2} <= set(heads)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_heads_without_projection_are_not_determined(bias):
+    layer = AttentionLayer.random(heads=4, dim=3, seed=1, bias=bias)
+    layer.projection[1] = layer.projection[3] = 0.0
+    smallest, heads = undetermined(solved_case(layer, inputs.gaussian(90, 3, 3, seed=2)))
+    assert heads == [1, 3]
+    assert smallest < 1e-6
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_no_head_is_determined_by_single_tokens(heads):
+    case = solved(tokens=1, heads=heads)
+    smallest, found = undetermined(case)
+    assert found == list(range(heads))
+    assert smallest < 1e-6
+
+
+@pytest.mark.parametrize("fill", [0.0, 1.0])
+def test_no_head_is_determined_where_a_coordinate_never_varies(fill):
+    layer = AttentionLayer.random(heads=2, dim=4, seed=1)
+    X = inputs.boolean(200, 3, 4, seed=2)
+    X[..., 3] = fill
+    smallest, heads = undetermined(solved_case(layer, X))
+    assert heads == [0, 1]
+    assert smallest < 1e-6
+
+
+def test_fewer_equations_than_unknowns_determine_nothing():
+    case = solved(n=3, out_dim=1)
+    smallest, heads = undetermined(case)
+    assert heads == [0, 1]
+    assert smallest < 1e-6
+
+
+def test_noise_as_large_as_the_outputs_leaves_nothing_determined():
+    case = solved(noise=30.0, out_dim=1)
+    _, heads = undetermined(case)
+    assert heads == [0, 1]
+
+
+def test_thinning_does_not_change_the_verdict():
+    case = solved(n=3000, dim=2)
+    few = replace(case, X=case.X[:200], Y=case.Y[:200])
+    result = certify(case, few)
+    values = singular_values(few)
+    assert result.smallest_singular_value == pytest.approx(values[-1] / values[0], rel=0.4)
+    assert result.undetermined_heads == []

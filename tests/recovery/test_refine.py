@@ -1,0 +1,151 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases import random_case, random_mask, small_cases, solved_case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onelayer import AttentionLayer, attention, inputs
+from onelayer.arrays import like, to_numpy
+from onelayer.recovery import lowrank, refine
+
+VARIANTS = [
+    {},
+    {"bias": True},
+    {"rank": 1},
+    {"rank": 2, "bias": True},
+    {"causal": True},
+    {"masked": True},
+    {"out_dim": 2},
+    {"out_dim": 6},
+]
+
+
+def begin(case, xp_array=np.asarray, rank=None):
+    posed = case.problem(xp_array)
+    stacked = like(attention.stack(case.attention, case.key_bias), posed.X)
+    return refine.begin(posed, lowrank.nearest(stacked, posed.dim, rank), rank)
+
+
+def near_a_solution(distance, masked=False, causal=False, **layer_options):
+    """A case whose attention matrices are the true ones, but for a change of relative size."""
+    options = {"heads": 2, "dim": 3, "seed": 1, **layer_options}
+    layer = AttentionLayer.random(**options)
+    X = inputs.gaussian(80, 4, 3, seed=2)
+    mask = random_mask(np.random.default_rng(3), 80, 4) if masked else None
+    case = solved_case(layer, X, mask, causal)
+    stacked = attention.stack(case.attention, case.key_bias)
+    direction = np.random.default_rng(4).standard_normal(stacked.shape)
+    return case.moved(direction, distance * np.linalg.norm(stacked) / np.linalg.norm(direction))
+
+
+def errors_from(state, steps, enough=0.0):
+    """The errors at the start and after each of so many steps, or until one is small enough."""
+    rng = np.random.default_rng(0)
+    errors = [state.fit.error]
+    while len(errors) <= steps and errors[-1] > enough:
+        state = refine.step(state, rng)
+        errors.append(state.fit.error)
+    return errors, state
+
+
+def test_a_state_begins_with_the_fit_of_all_examples(xp_array):
+    case = random_case(0, n=12, masked=True)
+    state = begin(case, xp_array)
+    assert state.fit.loss == pytest.approx(case.loss(), rel=0.02)
+    assert (state.products, state.rank, state.exhausted) == (0, None, False)
+    assert state.fit.heads == 2
+
+
+@given(case=small_cases(), rank=st.sampled_from([None, 1]), single=st.booleans())
+@settings(max_examples=20)
+def test_the_loss_never_rises(case, rank, single):
+    rank = None if case.X.shape[2] == 1 else rank
+    state = replace(begin(case, rank=rank), single=single)
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        following = refine.step(state, rng)
+        assert following.fit.loss <= state.fit.loss
+        if following.exhausted:
+            assert following.fit is state.fit
+            assert following.gain == 0
+        else:
+            assert following.fit.loss < state.fit.loss
+            gain = 1 - following.fit.loss / state.fit.loss
+            assert following.gain == pytest.approx(gain, abs=1e-12)
+            assert following.products >= 1
+        state = following
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_exact_fit_is_reached_from_nearby(variant):
+    case = near_a_solution(0.05, **variant)
+    errors, state = errors_from(begin(case, rank=variant.get("rank")), steps=12, enough=1e-12)
+    assert errors[0] > 1e-3
+    assert errors[-1] < 1e-12
+    exact = near_a_solution(0.0, **variant)
+    true = attention.stack(exact.attention, exact.key_bias)
+    gap = np.linalg.norm(state.fit.stacked - true) / np.linalg.norm(true)
+    assert gap < 1e-10
+
+
+def test_an_exact_fit_is_reached_on_every_backend(xp_array):
+    case = near_a_solution(0.05, bias=True)
+    errors, state = errors_from(begin(case, xp_array), steps=12, enough=1e-12)
+    assert errors[0] > 1e-3
+    assert errors[-1] < 1e-12
+    assert type(state.fit.stacked) is type(xp_array(case.X))
+
+
+def test_convergence_is_faster_than_linear_at_the_end():
+    errors, _ = errors_from(begin(near_a_solution(0.05)), steps=12, enough=1e-12)
+    factors = np.array(errors[1:]) / np.array(errors[:-1])
+    assert len(factors) >= 4
+    assert (np.diff(factors[-4:-1]) < 0).all()  # the last step may meet rounding errors
+    assert min(factors) < 1e-2
+
+
+@pytest.mark.parametrize("rank", [None, 1, 2])
+def test_further_steps_at_the_rounding_floor_do_no_harm(rank):
+    state = begin(near_a_solution(0.01, rank=rank), rank=rank)
+    errors, _ = errors_from(state, steps=15)
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-13
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_heads_keep_their_rank_and_a_free_key_bias(rank):
+    case = random_case(1, n=20, dim=3, bias=True)
+    state = begin(case, rank=rank)
+    start = to_numpy(state.fit.stacked)
+    _, state = errors_from(state, steps=3)
+    theta = attention.unstack(to_numpy(state.fit.stacked), 3)
+    assert set(np.linalg.matrix_rank(theta[:, :3], tol=1e-10)) == {rank}
+    assert np.abs(state.fit.stacked[3] - start[3]).max() > 1e-3
+
+
+def test_a_step_that_is_given_the_same_generator_is_the_same_step(xp_array):
+    case = random_case(2, n=12)
+    first, again = (
+        refine.step(begin(case, xp_array), np.random.default_rng(5)).fit.stacked for _ in range(2)
+    )
+    np.testing.assert_array_equal(to_numpy(first), to_numpy(again))
+
+
+@pytest.mark.parametrize("tokens", [np.zeros((5, 2, 2)), np.ones((5, 1, 2))])
+def test_where_no_step_can_help_the_state_is_exhausted(xp_array, tokens):
+    case = random_case(3, n=5, tokens=tokens.shape[1])
+    case.X[:] = tokens
+    state = begin(case, xp_array)
+    following = refine.step(state, np.random.default_rng(0))
+    assert following.exhausted
+    assert following.fit is state.fit
+
+
+def test_a_perfect_fit_stays_perfect(xp_array):
+    case = random_case(4, n=5)
+    case.Y[:] = 0.0
+    state = begin(case, xp_array)
+    assert state.fit.loss == 0
+    assert refine.step(state, np.random.default_rng(0)).fit.loss == 0

@@ -1,0 +1,112 @@
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+def table(script, *arguments):
+    """The cells of the table that a benchmark prints, row by row, and what it tells meanwhile."""
+    result = subprocess.run(
+        [sys.executable, FOLDER / script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if line[:1] in "┃│"]
+    rows = [
+        [cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")] for line in lines
+    ]
+    return rows, result.stderr
+
+
+@pytest.fixture(scope="module")
+def benchmark_module():
+    """benchmarks/recovery.py as a module."""
+    pytest.importorskip("torch")
+    spec = importlib.util.spec_from_file_location("recovery_benchmark", FOLDER / "recovery.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_recovery_is_timed_beside_its_peers():
+    pytest.importorskip("torch")
+    arguments = ["--seeds", "1", "--sizes", "4,3,2,1", "--budget", "3"]
+    (header, row), told = table("recovery.py", *arguments)
+    assert header == ["d, k, m, scale", "examples", "recover", "Adam", "L-BFGS", "faster by"]
+    assert row[:2] == ["4, 3, 2, 1", "43"]
+    assert row[2].endswith("(1/1)")
+    assert 0 < float(row[2].split()[0]) < 60
+    for peer in row[3:5]:
+        assert peer.endswith(("(1/1)", "(0/1)"))
+    assert float(row[5].removeprefix("> ")) > 0
+    assert "seed 0: recover" in told
+
+
+def test_successes_are_counted_against_equations_per_unknown():
+    arguments = ["--seeds", "1", "--sizes", "4,3,1,1", "6,4,2,2", "--ratios", "0.6", "6"]
+    (header, *rows), told = table("samples.py", *arguments, "--restarts", "1")
+    assert header == ["d, k, m, scale", "0.6", "6", "seconds", "wrong claims"]
+    assert [row[0] for row in rows] == ["4, 3, 1, 1", "6, 4, 2, 2"]
+    for row in rows:
+        assert row[1:3] == ["0", "1"]
+        assert float(row[3]) > 0
+        assert row[4] == "0"
+    assert "at 6: 1 of 1" in told
+
+
+# The parts of a row
+
+
+def test_a_peer_that_never_arrives_counts_with_its_budget(benchmark_module):
+    runs = {"recover": [2.0, 4.0, np.inf], "Adam": [np.inf] * 3, "L-BFGS": [np.inf] * 3}
+    options = argparse.Namespace(budget=30.0, equations=8.0)
+    row = benchmark_module.row((8, 4, 2, 1.0), options, runs)
+    assert row == ["8, 4, 2, 1", "64", "3 (2/3)", "inf (0/3)", "inf (0/3)", "> 10.0"]
+
+
+def test_the_ratio_is_to_the_better_peer(benchmark_module):
+    runs = {"recover": [2.0], "Adam": [30.0], "L-BFGS": [9.0]}
+    options = argparse.Namespace(budget=60.0, equations=8.0)
+    assert benchmark_module.row((8, 4, 2, 1.0), options, runs)[-1] == "4.5"
+
+
+def test_examples_make_up_the_equations_asked_for(benchmark_module):
+    d, k, m = 16, 4, 8
+    n = benchmark_module.examples_for((d, k, m, 3.0), 4.0)
+    assert n * k * d == 4 * 2 * m * d * d
+
+
+def test_peers_compute_the_same_layer(benchmark_module):
+    torch = benchmark_module.torch
+    layer = benchmark_module.ol.AttentionLayer.random(heads=2, dim=3, out_dim=4)
+    X = benchmark_module.ol.inputs.gaussian(5, 3, 3)
+    theta = torch.tensor(layer.attention.transpose(1, 0, 2).reshape(3, 6))
+    outputs = benchmark_module.forward(
+        torch.tensor(X), theta, torch.tensor(layer.projection.reshape(6, 4))
+    )
+    np.testing.assert_allclose(outputs.numpy().reshape(5, 3, 4), layer(X), atol=1e-12)
+
+
+@pytest.mark.parametrize("stepper", ["adam", "lbfgs"])
+def test_peers_arrive_and_give_up(benchmark_module, stepper):
+    ol = benchmark_module.ol
+    layer = ol.AttentionLayer.random(heads=1, dim=2, scale=1.0)
+    X = ol.inputs.gaussian(60, 3, 2, seed=1)
+    steps = {
+        "adam": lambda parameters: benchmark_module.adam_steps(parameters, 0.03),
+        "lbfgs": benchmark_module.lbfgs_steps,
+    }[stepper]
+    seconds = benchmark_module.descend(X, layer(X), layer, steps, 0, 10.0)
+    assert 0 < seconds < 10
+    assert benchmark_module.descend(X, layer(X), layer, steps, 0, 1e-9) == np.inf
