@@ -489,3 +489,11 @@ def test_options_that_are_not_known_are_refused():
     assert result.exit_code == 2
     assert "--nonsense" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_the_examples_are_not_overwritten(tmp_path, examples):
+    path = tmp_path / "examples.safetensors"
+    safetensors.numpy.save_file(examples, path)
+    before = path.read_bytes()
+    assert_refused(run_alone("recover", path, "-o", path, "--heads", 2), "holds the examples")
+    assert path.read_bytes() == before

@@ -6,6 +6,7 @@ from onelayer import inputs
 from onelayer.layer import AttentionLayer, HeadMatch
 from onelayer.recovery.certificate import Certificate
 from onelayer.recovery.recover import Reason, Recovery, recover
+from onelayer.recovery.trace import TraceRow
 
 __version__ = version("onelayer")
 
@@ -15,6 +16,7 @@ __all__ = [
     "HeadMatch",
     "Reason",
     "Recovery",
+    "TraceRow",
     "inputs",
     "recover",
 ]

@@ -7,12 +7,13 @@ arrays themselves, so the same code runs on numpy arrays and on torch tensors, o
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import array_api_compat
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 Array: TypeAlias = Any  # an array of any backend that follows the array API standard
 
@@ -92,8 +93,14 @@ def calm_threads(operations: float) -> AbstractContextManager[Any]:
     """
     if operations > _WORTH_SHARING:
         return nullcontext()
-    limits: AbstractContextManager[Any] = threadpool_limits(limits=1, user_api="blas")
+    limits: AbstractContextManager[Any] = _thread_pools().limit(limits=1, user_api="blas")
     return limits
+
+
+@cache
+def _thread_pools() -> ThreadpoolController:
+    """Finding the thread pools of a process takes milliseconds: done once."""
+    return ThreadpoolController()
 
 
 def detached(array: Array) -> Array:

@@ -30,7 +30,7 @@ err = Console(stderr=True)
 
 
 def main() -> None:
-    """The entry point: mistakes of the caller end in one line on standard error, never a trace."""
+    """The entry point of `onelayer`."""
     app()
 
 
@@ -126,6 +126,8 @@ def recover_command(
     """
     if output.is_dir():
         _fail(f"{output} is a folder, expected a file to write to")
+    if output.exists() and file.exists() and output.samefile(file):
+        _fail(f"{output} holds the examples, expected another file to write to")
     if not output.parent.is_dir():
         _fail(f"{output.parent} is no folder, expected one to write {output.name} to")
     try:

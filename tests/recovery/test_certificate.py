@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from onelayer import AttentionLayer, inputs
-from onelayer.recovery import certificate, lowrank
+from onelayer.recovery import certificate, lowrank, reduced
 
 DELTA = 0.05
 
@@ -32,7 +32,25 @@ def singular_values(case, rank=None):
     projector = np.stack([tangent.project(unit).ravel() for unit in units])
     values, vectors = np.linalg.eigh(projector)
     basis = vectors[:, values > 0.5]
-    return np.linalg.svd(J @ basis)[1]
+    start = np.random.default_rng(0).standard_normal(fit.stacked.shape)
+    scale = certificate._head_scales(reduced.jacobian(fit), tangent.project(start), dim)
+    units = np.broadcast_to(1 / scale, fit.stacked.shape).ravel()
+    return np.linalg.svd((J * units) @ basis)[1]
+
+
+def test_heads_are_compared_by_how_strongly_the_outputs_answer_to_them():
+    case = solved()
+    fit = case.fit()
+    dim = case.X.shape[2]
+    start = np.random.default_rng(1).standard_normal(fit.stacked.shape)
+    scale = certificate._head_scales(reduced.jacobian(fit), start, dim)[0]
+    answers = []
+    for head in range(fit.heads):
+        alone = np.zeros_like(start)
+        alone[:, head * dim : (head + 1) * dim] = start[:, head * dim : (head + 1) * dim]
+        moved = case.push(alone, fit.weights)
+        answers.append(np.linalg.norm(moved) / np.linalg.norm(alone))
+    np.testing.assert_allclose(scale[::dim], np.array(answers) / max(answers))
 
 
 def certify(case, held_out, rank=None, seed=0):

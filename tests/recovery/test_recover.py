@@ -425,7 +425,8 @@ def test_few_examples_never_give_a_confident_wrong_answer(n, seed):
 
 
 @pytest.mark.parametrize("seed", [1, 3])
-def test_examples_known_only_by_heart_are_too_few(seed):
+def test_examples_known_only_by_heart_are_too_few(seed, monkeypatch):
+    monkeypatch.setattr("onelayer.recovery.recover._LARGEST_TOL", 0.5)
     X = inputs.gaussian(8, 3, 4, seed=seed)
     Y = np.random.default_rng(seed + 50).standard_normal(X.shape)
     found = recover(X, Y, heads=2, tol=0.45, seed=seed, restarts=2)
@@ -677,3 +678,55 @@ def test_the_cpu_is_a_device(xp_array):
     found = recover(xp_array(X), xp_array(Y), heads=2, device="cpu")
     assert_exact(found, layer)
     assert namespace(found.layer.attention) is namespace(xp_array(X))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_head_without_projection_is_found_out_among_heads_of_unequal_size(seed):
+    layer = AttentionLayer.random(4, 8, scale=2.0, seed=seed)
+    sizes = np.array([0, 0.03, 0.2, 1])[:, None, None]
+    layer = AttentionLayer(layer.attention, layer.projection * sizes)
+    X = inputs.boolean(300, 4, 8, seed=seed + 1)
+    found = recover(X, layer(X), heads=4)
+    assert not found.converged
+    assert found.reason is Reason.HEADS_NOT_DETERMINED
+    lost = found.layer.distance(layer).permutation[0]
+    assert found.certificate.undetermined_heads == [lost]
+
+
+@pytest.mark.parametrize("kind", ["output bias", "key bias", "product", "bent"])
+def test_what_a_layer_of_this_kind_cannot_be_is_not_taken_for_noise(kind):
+    layer = AttentionLayer.random(2, 4, scale=2.0, seed=0, bias=True)
+    plain = AttentionLayer(layer.attention, layer.projection)
+    X = inputs.boolean(300, 3, 4, seed=10)
+    Y = {
+        "output bias": plain(X) + 1.0,
+        "key bias": AttentionLayer(layer.attention, layer.projection, layer.key_bias)(X),
+        "product": plain(X) + 0.3 * X[..., :1] * X[..., 1:2],
+        "bent": np.tanh(plain(X)),
+    }[kind]
+    found = recover(X, Y, heads=2, restarts=4)
+    assert not found.converged
+
+
+def test_a_loose_tolerance_is_refused():
+    _, X, Y = examples()
+    with pytest.raises(ValueError, match=r"tol is 0.1, expected at most 0.001"):
+        recover(X, Y, heads=2, tol=0.1)
+
+
+def test_entries_beyond_reason_are_refused():
+    _, X, Y = examples()
+    with pytest.raises(ValueError, match=r"X has entries up to 4e\+170, expected between"):
+        recover(X * 1e170, Y, heads=2)
+
+
+def test_progress_that_is_neither_a_switch_nor_a_function_is_refused():
+    _, X, Y = examples()
+    with pytest.raises(TypeError, match=r"progress is 'yes', expected True, False, None or a"):
+        recover(X, Y, heads=2, progress="yes")
+
+
+def test_the_certificate_is_for_examples_that_no_decision_rested_on():
+    _, X, Y = examples()
+    known, unknown = recover(X, Y, heads=2), recover(X, Y, heads="auto")
+    assert unknown.certificate.examples < known.certificate.examples

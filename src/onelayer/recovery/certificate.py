@@ -38,14 +38,14 @@ _ENOUGH = 8.0  # equations per unknown, to judge by
 _SHARE = 0.05  # of such a direction, from which on a head counts as taking part in it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Certificate:
     """`error` is the relative root mean square error on `examples` held-out examples, `worst` the
     largest of an example. With probability `confidence` the mean of the examples' relative squared
     errors (each capped at 1) is at most `error_bound`, and an unseen example exceeds `worst` with
     probability at most `exceed_probability`. `determined` says for each head whether the examples
     fix it; `smallest_singular_value` is that of the reduced Jacobian, relative to the largest, with
-    tokens whitened.
+    tokens whitened and heads brought to equal strength (an upper bound where it is very small).
     """
 
     examples: int
@@ -141,24 +141,39 @@ def determination(
     """The smallest singular value relative to the largest, and which heads are determined."""
     dim = fit.blocks[0].keys.shape[2]
     tangent = lowrank.tangent(fit.stacked, dim, rank)
-    start = arrays.like(rng.standard_normal(fit.stacked.shape), fit.stacked)
-    values, vector = _extreme_eigenvalues(
-        reduced.jacobian(fit, single=True), tangent, arrays.single(tangent.project(start))
-    )
+    start = tangent.project(arrays.like(rng.standard_normal(fit.stacked.shape), fit.stacked))
+    scale = _head_scales(reduced.jacobian(fit), start, dim)
+    single, small = reduced.jacobian(fit, single=True), arrays.single
+    values, vector = _extreme_eigenvalues(single, tangent, small(start), small(scale))
     if values[0] < _SINGLE_SUFFICES * values[-1]:
-        values, vector = _extreme_eigenvalues(
-            reduced.jacobian(fit), tangent, tangent.project(start)
-        )
+        values, vector = _extreme_eigenvalues(reduced.jacobian(fit), tangent, start, scale)
     largest, smallest = (float(max(value, 0.0)) ** 0.5 for value in (values[-1], values[0]))
-    determined = _separable(fit)
+    unheard = arrays.to_numpy(scale)[0, ::dim] <= _UNDETERMINED
+    determined = _separable(fit) & ~unheard
     # With noise of this error an estimate strays by error / singular value along the weakest
     # direction: by half the size of a head or more, and the head is anybody's guess.
-    sizes = _head_sums(fit.stacked, dim) ** 0.5
+    sizes = _head_sums(fit.stacked * scale, dim) ** 0.5
     free = smallest <= _UNDETERMINED * largest or smallest * sizes.min() < 2 * fit.error
     if free:
         shares = _head_sums(vector, dim)
         determined &= shares < _SHARE * shares.max()
     return smallest / largest if largest > 0 else 0.0, determined
+
+
+def _head_scales(products: Jacobian, start: Array, dim: int) -> Array:
+    """How strongly the outputs answer to each head, (1, m·d), relative to the strongest head.
+
+    A small projection makes all singular values of its head small; heads are made comparable, so
+    that a free direction of one does not hide among the weak directions of another.
+    """
+    columns = np.arange(start.shape[1]) // dim
+    answers = []
+    for head in range(start.shape[1] // dim):
+        only = arrays.like((columns == head).astype(float)[None], start)
+        alone = start * only
+        answers.append(products.squared_size(alone) / (arrays.squared_norm(alone) or 1.0))
+    strength = np.sqrt(np.array(answers) / (max(answers) or 1.0))
+    return arrays.like(strength[columns][None], start)
 
 
 def _head_sums(stacked: Array, dim: int) -> np.ndarray[Any, Any]:
@@ -185,21 +200,25 @@ def _separable(fit: Fit) -> np.ndarray[Any, Any]:
 
 
 def _extreme_eigenvalues(
-    products: Jacobian, tangent: lowrank.Tangent, start: Array
+    products: Jacobian, tangent: lowrank.Tangent, start: Array, scale: Array
 ) -> tuple[np.ndarray[Any, Any], Array]:
     """Ritz values of S in ascending order and the vector of the smallest (Lanczos).
+
+    Directions are measured in units of 1/scale, head by head; one that is not heard at all counts
+    in units of its own. The smallest value is an upper bound of the true one.
 
     New vectors are made orthogonal to all before, twice over. The steps end when the residual of
     the smallest value is below a third of that value, or of what counts as zero.
     """
     xp = arrays.namespace(start)
     shape, size = start.shape, math.prod(start.shape)
+    units = 1 / xp.where(scale > _UNDETERMINED, scale, xp.ones_like(scale))
     basis = xp.reshape(start / arrays.squared_norm(start) ** 0.5, (1, size))
     diagonal: list[float] = []
     beside: list[float] = []
     while True:
-        image = tangent.project(products.normal(xp.reshape(basis[-1, :], shape)))
-        image = xp.reshape(image, (size,))
+        image = products.normal(xp.reshape(basis[-1, :], shape) * units)
+        image = xp.reshape(tangent.project(image * units), (size,))
         diagonal.append(float(xp.sum(image * basis[-1, :])))
         for _ in range(2):
             image = image - (basis @ image) @ basis

@@ -76,15 +76,12 @@ class Problem:
         per_head = free + dim * self.out_dim + dim * int(self.bias)
         return heads * per_head + self.out_dim * int(self.bias)
 
-    def equations(self, examples: int | None = None) -> int:
-        """The number of observed numbers in so many examples (all of them by default)."""
-        if examples is None:
-            examples = self.examples
+    def equations(self) -> int:
+        """The number of observed numbers."""
         if self.mask is None:
-            return examples * self.tokens * self.out_dim
+            return self.examples * self.tokens * self.out_dim
         xp = arrays.namespace(self.mask)
-        rows = int(xp.sum(xp.astype(self.mask, xp.int64)))
-        return examples * rows * self.out_dim // self.examples
+        return int(xp.sum(xp.astype(self.mask, xp.int64))) * self.out_dim
 
     def take(self, index: Array) -> Problem:
         """The problem on some of the examples."""

@@ -23,6 +23,8 @@ from onelayer.recovery.trace import Log, TraceRow
 # Held out: a twentieth, or a fifth where examples are plenty, but never more than this many.
 _MOST_HELD_OUT = 2000
 _PLENTY = 6.0  # equations per unknown
+_LARGEST_TOL = 1e-3
+_LARGEST_ENTRY = 1e100  # of X, or one over it: beyond, scores are not representable
 _OVERFITTED = 4.0  # held-out error over fitted error
 _SMALL = 1e-7  # a held-out error below this is never held against a layer
 _DELTA = 0.05  # the certificate's bounds hold with probability 1 - _DELTA
@@ -31,7 +33,7 @@ _DELTA = 0.05  # the certificate's bounds hold with probability 1 - _DELTA
 class Reason(Enum):
     """Why a recovery ended, with what to do about it."""
 
-    EXACT = "the layer explains the examples to the error asked for"
+    EXACT = "the layer explains the examples to the error asked for, or to rounding"
     NOISE_FLOOR = "the layer explains the examples down to noise in the outputs"
     LOCAL_MINIMUM = "every start ended in a minimum that does not explain the examples"
     TOO_FEW_HEADS = "more heads than were asked for explain the examples, so many do not"
@@ -61,7 +63,7 @@ _REMEDIES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Recovery:
     """What `recover` found.
 
@@ -125,7 +127,7 @@ def recover(
     X, Y, keys = _examples(X, Y, mask)
     heads = _checked_heads(heads)
     rank = _checked_rank(rank, X.shape[2])
-    tol = checks.positive_number(tol, "tol")
+    tol = _checked_tol(tol)
     restarts = checks.whole_number(restarts, "restarts", least=0)
     max_steps = checks.positive_int(max_steps, "max_steps")
     if max_seconds is not None:
@@ -138,16 +140,12 @@ def recover(
     fitted, held_out = _split(whole, 1 if heads == "auto" else heads, rank, rng)
     with _listening(progress) as listener, arrays.calm_threads(_product_size(fitted, heads)):
         log = Log(max_steps, max_seconds, listener)
-        seen = held_out
-        if heads == "auto" and held_out.examples > 1:
-            # The number of heads is chosen on one half: the certificate is for the other, unseen.
-            half = held_out.examples // 2
-            seen, held_out = (
-                held_out.take(np.arange(half)),
-                held_out.take(np.arange(half, held_out.examples)),
-            )
+        half = held_out.examples // 2
+        seen = held_out.take(np.arange(half)) if half else held_out
         search = Search(fitted, seen, rank, tol, arrays.epsilon(Y), restarts, rng, log)
         outcome = search.unknown_heads() if heads == "auto" else search.known_heads(heads)
+        if search.looked and half:  # decisions rested on these: the certificate is for the others
+            held_out = held_out.take(np.arange(half, held_out.examples))
         certificate = certify(outcome.state.fit, fitted, held_out, rank, rng, _DELTA)
     fit = outcome.state.fit
     reason = _reason(outcome, certificate, fitted, rank, tol, search.richer_error)
@@ -176,6 +174,12 @@ def _examples(X: Any, Y: Any, mask: Any) -> tuple[Array, Array, Array | None]:
             f"X has {X.shape[1]} tokens of dimension {X.shape[2]}, but Y has {Y.shape[1]} rows: "
             "expected one output row per token"
         )
+    largest = float(arrays.namespace(X).max(arrays.namespace(X).abs(X)))
+    if not (largest == 0 or 1 / _LARGEST_ENTRY < largest < _LARGEST_ENTRY):
+        raise ValueError(
+            f"X has entries up to {largest:.0e}, expected between {1 / _LARGEST_ENTRY:.0e} "
+            f"and {_LARGEST_ENTRY:.0e}: scale it"
+        )
     if X.shape[0] < 2:
         raise ValueError(
             "X has 1 example, expected at least 2: one is held out for the certificate"
@@ -191,6 +195,15 @@ def _checked_heads(heads: Any) -> int | Literal["auto"]:
     return checks.positive_int(heads, "heads")
 
 
+def _checked_tol(tol: Any) -> float:
+    number = checks.positive_number(tol, "tol")
+    if number > _LARGEST_TOL:
+        raise ValueError(
+            f"tol is {number:g}, expected at most {_LARGEST_TOL:g}: a looser fit is no recovery"
+        )
+    return number
+
+
 def _checked_rank(rank: Any, dim: int) -> int | None:
     """None for full rank, which a rank of the whole dimension is too."""
     if rank is None:
@@ -202,6 +215,8 @@ def _checked_rank(rank: Any, dim: int) -> int | None:
 
 
 def _listening(progress: Progress) -> AbstractContextManager[Callable[[TraceRow], None] | None]:
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise TypeError(f"progress is {progress!r}, expected True, False, None or a function")
     if progress is True:
         return display.live()
     return nullcontext(progress if callable(progress) else None)

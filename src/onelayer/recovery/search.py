@@ -77,6 +77,7 @@ class Search:
     rng: np.random.Generator
     log: Log
     richer_error: float = np.inf  # least held-out error of a fit with more heads than asked for
+    looked: bool = False  # whether a decision has rested on the held-out examples
 
     def start(self, heads: int, gait: refine.Gait) -> Array:
         """Random attention matrices with small scores: all heads near uniform attention."""
@@ -143,7 +144,9 @@ class Search:
         """The best outcome for a known number of heads, over a first start and escapes."""
         scarce = self.equations_per_unknown(heads) < _SCARCE_EQUATIONS
         gait = refine.GENTLE if scarce else refine.BRISK
-        return self.escapes(self.run("start", self.start(heads, gait), heads, gait))
+        first = self.run("start", self.start(heads, gait), heads, gait)
+        hopeless = self.equations_per_unknown(heads) < 1
+        return first if hopeless else self.escapes(first)
 
     def escapes(self, best: Outcome) -> Outcome:
         """Improve on an outcome by growing it and by fresh starts, until it is explained.
@@ -153,7 +156,7 @@ class Search:
         the residuals know nothing of the inputs.
         """
         heads = best.state.fit.heads
-        grown = False
+        grown = refused = False
         for attempt in range(1, self.restarts + 1):
             if best.solved or self.log.spent:
                 break
@@ -167,10 +170,13 @@ class Search:
                 name, stacked = f"restart {attempt}", self.start(heads + spare, refine.GENTLE)
             outcome = self.run(name, stacked, heads, refine.GENTLE, attempt)
             grown = grown or grow or spare == 0
-            if not grow and grown and self.same(best, outcome):
-                best = Outcome(best.state, best.ending, noise=self.noise_remains(best.state.fit))
+            same = self.same(best, outcome)
+            if not grow and grown and same and not refused:
+                # Asked once for a minimum: asked often enough, the test would pass by chance.
+                refused = not self.noise_remains(best.state.fit)
+                best = Outcome(best.state, best.ending, noise=not refused)
             elif outcome.state.fit.loss < best.state.fit.loss:
-                grown = grown and self.same(best, outcome)
+                grown, refused = grown and same, refused and same
                 best = outcome
         if self.log.spent and not best.solved:
             best = Outcome(best.state, Ending.BUDGET)
@@ -178,6 +184,7 @@ class Search:
 
     def noise_remains(self, fit: Fit) -> bool:
         """Whether neither more heads nor the inputs explain what a fit leaves over."""
+        self.looked = True
         enough_heads = held_out_error(fit, self.held_out) < 1.1 * self.richer_error
         return enough_heads and noise.is_noise(fit, self.rng)
 
@@ -241,6 +248,7 @@ class Search:
         """The held-out error of an outcome, written to the trace as the ground of a decision."""
         fit = outcome.state.fit
         error = held_out_error(fit, self.held_out)
+        self.looked = True
         self.log.add(f"{name}: held out", outcome.state, held_out_error=error)
         return error
 
