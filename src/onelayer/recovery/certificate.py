@@ -24,7 +24,7 @@ import numpy as np
 from onelayer import arrays
 from onelayer.arrays import Array
 from onelayer.recovery import lowrank, reduced
-from onelayer.recovery.problem import Problem
+from onelayer.recovery.problem import Block, Problem
 from onelayer.recovery.reduced import Fit, Jacobian
 
 _LANCZOS_STEPS = 120
@@ -101,14 +101,15 @@ def _thinned(fit: Fit, fitted: Problem, rank: int | None) -> Fit:
 def _errors(fit: Fit, problem: Problem) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Squared error and squared size of the output, example by example."""
     xp = arrays.namespace(fit.stacked)
-    wrong, size = [], []
-    for block in problem.blocks(fit.heads):
-        n = block.keys.shape[0]
-        features = reduced.attend(block, fit.stacked, fit.output_bias).features
-        residual = xp.reshape(block.outputs - features @ fit.weights, (n, -1))
-        outputs = xp.reshape(block.outputs, (n, -1))
-        wrong.append(arrays.to_numpy(xp.sum(residual * residual, axis=1)))
-        size.append(arrays.to_numpy(xp.sum(outputs * outputs, axis=1)))
+    blocks = problem.blocks(fit.heads)
+
+    def squares(block: Block, rows: Array) -> np.ndarray[Any, Any]:
+        rows = xp.reshape(rows, (block.keys.shape[0], -1))
+        return arrays.to_numpy(xp.sum(rows * rows, axis=1))
+
+    residuals = reduced.residuals_on(fit, blocks)
+    wrong = [squares(*pair) for pair in zip(blocks, residuals, strict=True)]
+    size = [squares(block, block.outputs) for block in blocks]
     return np.concatenate(wrong), np.concatenate(size)
 
 

@@ -116,7 +116,7 @@ def attend_all(blocks: tuple[Block, ...], stacked: Array, output_bias: bool) -> 
 
 
 def fit(blocks: tuple[Block, ...], stacked: Array, output_bias: bool, equations: int) -> Fit:
-    """Eliminate the weights at `stacked`: one pass for HᵀH and HᵀY, one for the residuals."""
+    """Eliminate the weights at `stacked`: sums for HᵀH and HᵀY, then residuals and a correction."""
     parts = range(len(blocks))
     attended = attend_all(blocks, stacked, output_bias)
     gram = sum_over(parts, lambda part: _gram(attended[part].features))
@@ -134,6 +134,14 @@ def fit(blocks: tuple[Block, ...], stacked: Array, output_bias: bool, equations:
     return Fit(
         blocks, stacked, attended, gram, inverse, weights, tuple(residuals), loss, output_bias
     )
+
+
+def residuals_on(fit: Fit, blocks: Sequence[Block]) -> list[Array]:
+    """What a fit leaves over of other examples, block by block."""
+    return [
+        block.outputs - attend(block, fit.stacked, fit.output_bias).features @ fit.weights
+        for block in blocks
+    ]
 
 
 def _gram(features: Array) -> Array:

@@ -255,10 +255,8 @@ class Search:
 
 def held_out_error(fit: Fit, problem: Problem) -> float:
     """The relative root mean square error of a fit on other examples."""
-    total = 0.0
-    for block in problem.blocks(fit.heads):
-        features = reduced.attend(block, fit.stacked, fit.output_bias).features
-        total += arrays.squared_norm(block.outputs - features @ fit.weights)
+    residuals = reduced.residuals_on(fit, problem.blocks(fit.heads))
+    total = sum(arrays.squared_norm(residual) for residual in residuals)
     return float((total / problem.equations()) ** 0.5)
 
 
