@@ -1,14 +1,33 @@
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from onelayer import arrays
 
 
 def numbers(*shape):
     return np.random.default_rng(0).standard_normal(shape)
+
+
+def positive_definite(size):
+    """A symmetric matrix of eigenvalues above 1."""
+    return numbers(size, size) @ numbers(size, size).T + np.eye(size)
+
+
+def garbage_above(matrix):
+    """The matrix with NaN above its diagonal, where nobody is to look."""
+    return np.where(np.tri(len(matrix), dtype=bool), matrix, np.full((1, 1), np.nan, matrix.dtype))
+
+
+def tolerance(dtype):
+    return 1e-12 if dtype == "float64" else 1e-4
+
+
+each_precision = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
 def test_namespace_is_that_of_the_arrays_and_passes_over_none(xp_array):
@@ -211,3 +230,213 @@ def test_squared_norm_is_the_sum_of_squares(xp_array):
     value = arrays.squared_norm(xp_array(np.array([[3.0, 4.0], [0.0, 12.0]])))
     assert isinstance(value, float)
     assert value == 169.0
+
+
+def test_arrays_of_known_backends_are_told_from_other_things(xp_array):
+    array = xp_array(numbers(2))
+    assert arrays.is_array(array)
+    assert arrays.is_foreign(array) is not isinstance(array, np.ndarray)
+    for other in ([1.0, 2.0], 1.0, "text", None):
+        assert not arrays.is_array(other)
+        assert not arrays.is_foreign(other)
+
+
+def test_checks_take_real_finite_numbers_as_they_are(xp_array):
+    for dtype in ("bool", "int64", "float32", "float64"):
+        array = xp_array(np.ones((2, 3), dtype=dtype))
+        assert arrays.check_real(array, "X") is arrays.check_finite(array, "X") is None
+    assert arrays.check_finite(xp_array(np.ones((0, 3))), "X") is None
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@each_precision
+def test_finiteness_is_checked_without_conversion(xp_array, bad, dtype):
+    array = xp_array(np.array([1.0, bad, 2.0], dtype=dtype))
+    with pytest.raises(ValueError, match="X has 1 NaN or infinite entries, expected finite number"):
+        arrays.check_finite(array, "X")
+    assert arrays.floating(array) is array
+
+
+def test_half_precision_is_checked_and_becomes_float64():
+    values = np.array([1.0, np.inf], dtype=np.float16)
+    assert arrays.floating(values).dtype == np.float64
+    with pytest.raises(ValueError, match="X has 1 NaN or infinite entries"):
+        arrays.check_finite(values, "X")
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [("float32 float32", "float32"), ("float32 float64", "float64"), ("float64", "float64")],
+)
+def test_alike_arrays_have_the_widest_dtype_and_the_place_of_the_first(xp_array, dtypes, expected):
+    values = [numbers(2).astype(dtype) for dtype in dtypes.split()]
+    reference = xp_array(values[0])
+    for array, original in zip(arrays.alike([reference, *values[1:]]), values, strict=True):
+        assert arrays.namespace(array) is arrays.namespace(reference)
+        assert array.dtype == getattr(arrays.namespace(reference), expected)
+        np.testing.assert_array_equal(arrays.to_numpy(array), original)
+
+
+@each_precision
+def test_cast_takes_over_namespace_and_dtype(xp_array, dtype):
+    reference = xp_array(np.ones(1, dtype=dtype))
+    array = arrays.cast(numbers(3), reference)
+    assert arrays.namespace(array) is arrays.namespace(reference)
+    assert array.dtype == reference.dtype
+    np.testing.assert_array_equal(arrays.to_numpy(array), numbers(3).astype(dtype))
+    assert arrays.cast(array, reference) is array
+
+
+def test_arrays_travel_between_devices():
+    strict = pytest.importorskip("array_api_strict")
+    home, away = strict.asarray(numbers(3)), strict.Device("device1")
+    moved = arrays.cast(home, strict.ones(1, dtype=strict.float32, device=away))
+    assert arrays.device(moved) == away
+    assert moved.dtype == strict.float32
+    np.testing.assert_array_equal(arrays.to_numpy(moved), numbers(3).astype("float32"))
+    assert [arrays.device(array) for array in arrays.alike([moved, home])] == [away] * 2
+    matrix = strict.asarray(np.eye(3), device=away)
+    arrays.add_to_diagonal(matrix, 3.0)
+    assert arrays.device(arrays.cholesky(arrays.add_gram(matrix, matrix))) == away
+
+
+@each_precision
+def test_bytes_of_an_entry(xp_array, dtype):
+    assert arrays.itemsize(xp_array(np.ones(1, dtype=dtype))) == np.dtype(dtype).itemsize
+
+
+@each_precision
+def test_relu_cuts_off_what_is_negative(xp_array, dtype):
+    values = numbers(3, 4).astype(dtype)
+    array = arrays.relu(xp_array(values.copy()))
+    assert arrays.to_numpy(array).dtype == dtype
+    np.testing.assert_array_equal(arrays.to_numpy(array), values * (values > 0))
+
+
+def test_relu_keeps_what_is_not_a_number(xp_array):
+    values = arrays.to_numpy(arrays.relu(xp_array(np.array([np.nan, np.inf, -np.inf]))))
+    np.testing.assert_array_equal(values, [np.nan, np.inf, 0.0])
+
+
+@pytest.mark.parametrize("order", ["C", "F", "strided"])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (20, 4)])
+@each_precision
+def test_gram_matrices_add_up_below_the_diagonal(xp_array, order, shape, dtype):
+    values = numbers(2 * shape[0], shape[1]).astype(dtype)
+    rows = values[::2] if order == "strided" else np.array(values[::2], order=order)
+    start = positive_definite(shape[0]).astype(dtype)
+    total = arrays.add_gram(xp_array(garbage_above(start)), xp_array(rows))
+    total = arrays.add_gram(total, xp_array(rows))
+    assert arrays.to_numpy(total).dtype == dtype
+    expected = np.tril(start + 2 * rows @ rows.T)
+    found = np.tril(np.nan_to_num(arrays.to_numpy(total)))
+    np.testing.assert_allclose(found, expected, rtol=tolerance(dtype), atol=tolerance(dtype))
+
+
+def test_gram_matrices_are_added_in_place(xp_array):
+    total = xp_array(np.zeros((3, 3)))
+    found = arrays.add_gram(total, xp_array(numbers(3, 2)))
+    assert np.shares_memory(arrays.to_numpy(found), arrays.to_numpy(total))
+    np.testing.assert_array_equal(arrays.to_numpy(total), arrays.to_numpy(found))
+    assert np.abs(arrays.to_numpy(total)).max() > 0
+
+
+@pytest.mark.parametrize(
+    "total", [np.zeros((3, 3), order="F"), np.zeros((5, 5))[:3, :3], np.zeros((6, 3))[::2]]
+)
+def test_gram_matrices_are_added_to_totals_of_any_layout(total):
+    found = arrays.add_gram(total, numbers(3, 2))
+    np.testing.assert_allclose(np.tril(found), np.tril(numbers(3, 2) @ numbers(3, 2).T))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_gram_matrices_take_no_copy_of_the_rows(order):
+    total, rows = np.zeros((10, 10)), np.array(numbers(10, 2000), order=order)
+    tracemalloc.start()
+    arrays.add_gram(total, rows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < rows.nbytes / 4
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@each_precision
+def test_diagonals_grow_in_place(xp_array, order, dtype):
+    values = np.array(numbers(3, 3), dtype=dtype, order=order)
+    matrix = xp_array(values.copy(order=order))
+    arrays.add_to_diagonal(matrix, 2.0)
+    assert arrays.to_numpy(matrix).dtype == dtype
+    np.testing.assert_allclose(arrays.to_numpy(matrix), values + 2 * np.eye(3), rtol=1e-6)
+
+
+def test_diagonals_of_leading_blocks_grow():
+    matrix = np.zeros((4, 4))
+    arrays.add_to_diagonal(matrix[:2, :2], 1.0)
+    np.testing.assert_array_equal(matrix, np.diag([1.0, 1.0, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@each_precision
+def test_cholesky_factor_comes_from_the_lower_triangle(xp_array, order, dtype):
+    values = positive_definite(5).astype(dtype)
+    lower = arrays.cholesky(xp_array(np.array(garbage_above(values), order=order)))
+    assert arrays.to_numpy(lower).dtype == dtype
+    triangle = np.tril(np.nan_to_num(arrays.to_numpy(lower)))
+    bound = tolerance(dtype)
+    np.testing.assert_allclose(triangle @ triangle.T, values, rtol=bound, atol=bound)
+    assert np.diag(triangle).min() > 0
+
+
+@each_precision
+def test_matrices_that_are_not_positive_definite_have_no_factor(xp_array, dtype):
+    for values in (np.diag([1.0, -1.0, 1.0]), np.zeros((3, 3)), np.ones((3, 3)) - 2 * np.eye(3)):
+        assert arrays.cholesky(xp_array(values.astype(dtype))) is None
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("order", ["C", "F"])
+@each_precision
+def test_triangular_systems_are_solved_both_ways(xp_array, transposed, order, dtype):
+    lower = (np.tril(numbers(4, 4)) + 4 * np.eye(4)).astype(dtype)
+    right = np.array(numbers(4, 3), dtype=dtype, order=order)
+    given = xp_array(right.copy(order=order))
+    factor = xp_array(np.array(garbage_above(lower), order=order))
+    found = arrays.solve_lower(factor, given, transposed=transposed)
+    assert arrays.to_numpy(found).dtype == dtype
+    back = (lower.T if transposed else lower) @ arrays.to_numpy(found)
+    np.testing.assert_allclose(back, right, rtol=0, atol=tolerance(dtype))
+    np.testing.assert_array_equal(arrays.to_numpy(given), right)
+
+
+@each_precision
+def test_eigenvectors_come_from_the_lower_triangle(xp_array, dtype):
+    values = positive_definite(5).astype(dtype)
+    eigenvalues, vectors = arrays.eigh(xp_array(garbage_above(values)))
+    eigenvalues, vectors = arrays.to_numpy(eigenvalues), arrays.to_numpy(vectors)
+    assert eigenvalues.dtype == vectors.dtype == dtype
+    assert (np.diff(eigenvalues) > 0).all()
+    bound = 10 * tolerance(dtype)
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(5), rtol=0, atol=bound)
+    np.testing.assert_allclose(vectors * eigenvalues @ vectors.T, values, rtol=0, atol=bound)
+
+
+def test_mirrored_matrices_are_symmetric(xp_array):
+    values = positive_definite(4)
+    values = (values + values.T) / 2
+    matrix = arrays.mirrored(xp_array(garbage_above(values)))
+    np.testing.assert_array_equal(arrays.to_numpy(matrix), values)
+
+
+def test_an_outer_product_is_taken_away_in_place(xp_array):
+    matrix, column, row = (np.random.default_rng(0).standard_normal(s) for s in ((4, 3), 4, 3))
+    array = xp_array(matrix.copy())
+    left = arrays.less_outer(array, xp_array(column), xp_array(row))
+    np.testing.assert_allclose(arrays.to_numpy(left), matrix - np.outer(column, row), atol=1e-15)
+    np.testing.assert_array_equal(arrays.to_numpy(array), arrays.to_numpy(left))
+
+
+def test_blas_threads_are_those_of_numpy_only(xp_array):
+    reference = xp_array(np.zeros(1))
+    with threadpool_limits(limits=1, user_api="blas"):
+        assert arrays.blas_threads(reference) == 1
+    assert arrays.blas_threads(reference) >= 1

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info
 
 from onelayer import blocks
 from onelayer.arrays import to_numpy
@@ -39,3 +40,28 @@ def test_terms_are_added_in_the_order_of_the_blocks():
 def test_sum_over_no_blocks_is_refused():
     with pytest.raises(TypeError, match="empty iterable"):
         blocks.sum_over([], lambda term: term)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_work_runs_once_over_every_block_with_one_blas_thread(xp_array, monkeypatch, threads):
+    monkeypatch.setattr(blocks.arrays, "blas_threads", lambda reference: threads)
+    seen = []
+
+    def work(block):
+        pools = threadpool_info()
+        allowed = {pool["num_threads"] for pool in pools if pool["user_api"] == "blas"}
+        seen.append((block, allowed))
+
+    blocks.run_over([3, 1, 2], work, xp_array(np.zeros(1)))
+    assert sorted(block for block, _ in seen) == [1, 2, 3]
+    assert all(allowed <= {1} for _, allowed in seen)
+
+
+def test_work_that_fails_says_so(monkeypatch):
+    monkeypatch.setattr(blocks.arrays, "blas_threads", lambda reference: 2)
+
+    def work(block):
+        raise ValueError(f"no good: {block}")
+
+    with pytest.raises(ValueError, match="no good: 1"):
+        blocks.run_over([1, 2], work, np.zeros(1))

@@ -43,6 +43,21 @@ def test_what_is_no_real_number_is_refused(value):
         checks.positive_number(value, "scale")
 
 
+def test_numbers_are_copied(xp_array):
+    given = xp_array(np.array([1, 2], dtype=np.float32))
+    numbers = checks.numbers_of(given, "beta")
+    assert type(numbers) is np.ndarray
+    assert numbers.dtype == np.float64
+    given[0] = 5
+    assert numbers.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("value", "error"), [([np.nan], ValueError), (["a"], TypeError)])
+def test_what_is_no_array_of_numbers_is_refused(value, error):
+    with pytest.raises(error, match="beta has"):
+        checks.numbers_of(value, "beta")
+
+
 def test_token_arrays_pass(xp_array):
     X = xp_array(np.ones((2, 3, 4), dtype=np.float32))
     assert checks.token_array(X) is X

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import array_api_compat
 import numpy as np
+import scipy.linalg
+from scipy.linalg import get_blas_funcs, get_lapack_funcs
 from threadpoolctl import ThreadpoolController
 
 Array: TypeAlias = Any  # an array of any backend that follows the array API standard
@@ -43,15 +45,48 @@ def as_real(value: Any, name: str) -> Array:
     so are NaN and infinite entries.
     """
     array = as_array(value, name)
+    check_real(array, name)
+    array = floating(array)
+    check_finite(array, name)
+    return array
+
+
+def is_array(value: Any) -> bool:
+    """Whether the value is an array of a known backend."""
+    return bool(array_api_compat.is_array_api_obj(value))
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether the value is an array of a backend other than numpy."""
+    return is_array(value) and not array_api_compat.is_numpy_array(value)
+
+
+def check_real(array: Array, name: str) -> None:
+    """Refuse complex, text and object arrays."""
     if not _is_numeric(array):
         raise TypeError(f"{name} has dtype {array.dtype}, expected real numbers")
+
+
+def check_finite(array: Array, name: str) -> None:
+    """Refuse NaN and infinite entries."""
     xp = namespace(array)
-    if array.dtype != xp.float32:
-        array = xp.astype(array, xp.float64, copy=False)
-    if array_api_compat.size(array) and not _is_finite(array):
+    may_be_infinite = xp.isdtype(array.dtype, "real floating") and array_api_compat.size(array)
+    if may_be_infinite and not _is_finite(array):
         bad = int(xp.sum(xp.astype(~xp.isfinite(array), xp.int64)))
         raise ValueError(f"{name} has {bad} NaN or infinite entries, expected finite numbers")
-    return array
+
+
+def floating(array: Array) -> Array:
+    """The array in float64, or as it is where it is float32."""
+    xp = namespace(array)
+    return array if array.dtype == xp.float32 else xp.astype(array, xp.float64, copy=False)
+
+
+def alike(values: list[Array]) -> list[Array]:
+    """The arrays in the namespace and on the device of the first, in the widest of their dtypes."""
+    xp = namespace(values[0])
+    widest = xp.float32 if all(str(v.dtype).endswith("float32") for v in values) else xp.float64
+    return [xp.astype(beside(value, values[0]), widest, copy=False) for value in values]
 
 
 def as_boolean(value: Any, name: str) -> Array:
@@ -97,6 +132,14 @@ def calm_threads(operations: float) -> AbstractContextManager[Any]:
     return limits
 
 
+def blas_threads(reference: Array) -> int:
+    """How many threads BLAS may use for products of arrays like this one; 1 outside of numpy."""
+    if not array_api_compat.is_numpy_array(reference):
+        return 1
+    pools = _thread_pools().select(user_api="blas").info()
+    return max((int(pool["num_threads"]) for pool in pools), default=1)
+
+
 @cache
 def _thread_pools() -> ThreadpoolController:
     """Finding the thread pools of a process takes milliseconds: done once."""
@@ -112,6 +155,8 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     """The array as a numpy array on the CPU."""
     if array_api_compat.is_torch_array(array):
         array = array.detach().cpu()
+    elif is_array(array) and array_api_compat.is_array_api_strict_namespace(namespace(array)):
+        array = array.to_device(namespace(array).Device("CPU_DEVICE"))
     return np.asarray(array)
 
 
@@ -126,6 +171,11 @@ def beside(array: Array, reference: Array) -> Array:
     if namespace(array) is namespace(reference) and device(array) == device(reference):
         return array
     return namespace(reference).asarray(_plain(array), device=device(reference))
+
+
+def cast(array: Array, reference: Array) -> Array:
+    """The array in the namespace, on the device and with the dtype of `reference`."""
+    return namespace(reference).astype(beside(array, reference), reference.dtype, copy=False)
 
 
 def device(array: Array) -> Any:
@@ -165,9 +215,112 @@ def epsilon(array: Array) -> float:
     return float(namespace(array).finfo(array.dtype).eps)
 
 
+def itemsize(array: Array) -> int:
+    """The bytes of one entry."""
+    return int(namespace(array).finfo(array.dtype).bits) // 8
+
+
 def squared_norm(array: Array) -> float:
     """The sum of the squares of all entries."""
     return float(namespace(array).sum(array * array))
+
+
+def relu(array: Array) -> Array:
+    """max(array, 0), in the array's own memory where the backend can."""
+    if array_api_compat.is_numpy_array(array):
+        return np.maximum(array, 0, out=array)
+    if array_api_compat.is_torch_array(array):
+        return array.clamp_(min=0)
+    return namespace(array).maximum(array, zeros((), array))
+
+
+def add_gram(total: Array, rows: Array) -> Array:
+    """total + rows rowsᵀ, of which only the lower triangle is computed: (m, m) and (m, k).
+
+    The result takes total's memory where it can. What is above the diagonal is not to be read.
+    """
+    if array_api_compat.is_numpy_array(total):
+        (syrk,) = get_blas_funcs(("syrk",), (total,))
+        # BLAS thinks in columns: the lower triangle of `total` is the upper one of its transpose.
+        factor, transposed = (rows, 0) if rows.flags.f_contiguous else (rows.T, 1)
+        return syrk(1.0, factor, beta=1.0, c=total.T, trans=transposed, lower=0, overwrite_c=1).T
+    size = total.shape[0]
+    for part in _strips(size):  # a strip ends at the diagonal: little more than half is computed
+        total[part, : part.stop] += rows[part, :] @ transpose(rows[: part.stop, :])
+    return total
+
+
+def less_outer(matrix: Array, column: Array, row: Array) -> Array:
+    """matrix - column rowᵀ, in the matrix's memory."""
+    if array_api_compat.is_numpy_array(matrix):
+        (ger,) = get_blas_funcs(("ger",), (matrix,))
+        return ger(-1.0, row, column, a=matrix.T, overwrite_a=1).T
+    matrix -= column[:, None] * row[None, :]
+    return matrix
+
+
+def add_to_diagonal(matrix: Array, value: float) -> None:
+    """matrix + value · identity, in place."""
+    size = matrix.shape[0]
+    if array_api_compat.is_numpy_array(matrix):
+        np.einsum("ii->i", matrix)[:] += value
+    elif array_api_compat.is_torch_array(matrix):
+        matrix.diagonal().add_(value)
+    else:
+        matrix += value * namespace(matrix).eye(size, dtype=matrix.dtype, device=device(matrix))
+
+
+def cholesky(matrix: Array) -> Array | None:
+    """The lower factor of a symmetric matrix given by its lower triangle, in its memory for numpy.
+
+    None if the matrix is not positive definite in its precision. What is above the diagonal is
+    not to be read.
+    """
+    if array_api_compat.is_numpy_array(matrix):
+        (potrf,) = get_lapack_funcs(("potrf",), (matrix,))
+        upper, info = potrf(matrix.T, lower=0, overwrite_a=1, clean=0)
+        return upper.T if info == 0 and np.isfinite(upper[-1, -1]) else None
+    if array_api_compat.is_torch_array(matrix):
+        torch = namespace(matrix)
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        return factor if int(info) == 0 else None
+    try:
+        return namespace(matrix).linalg.cholesky(mirrored(matrix))
+    except np.linalg.LinAlgError:
+        return None
+
+
+def solve_lower(lower: Array, right: Array, transposed: bool = False) -> Array:
+    """lower⁻¹ right, or lower⁻ᵀ right; only the triangle on and below the diagonal is read."""
+    xp = namespace(lower)
+    if array_api_compat.is_numpy_array(lower):
+        (trsm,) = get_blas_funcs(("trsm",), (lower,))
+        return trsm(1.0, lower.T, right, lower=0, trans_a=0 if transposed else 1)
+    if array_api_compat.is_torch_array(lower):
+        factor = lower.mT if transposed else lower
+        return xp.linalg.solve_triangular(factor, right, upper=transposed)
+    triangle = xp.tril(lower)
+    return xp.linalg.solve(transpose(triangle) if transposed else triangle, right)
+
+
+def eigh(matrix: Array) -> tuple[Array, Array]:
+    """Eigenvalues, ascending, and eigenvectors of a matrix given by its lower triangle."""
+    if array_api_compat.is_numpy_array(matrix):
+        values, vectors = scipy.linalg.eigh(matrix, lower=True, driver="evd", check_finite=False)
+        return values, vectors
+    values, vectors = namespace(matrix).linalg.eigh(mirrored(matrix))
+    return values, vectors
+
+
+def mirrored(matrix: Array) -> Array:
+    """The symmetric matrix whose lower triangle is given."""
+    xp = namespace(matrix)
+    return xp.tril(matrix) + transpose(xp.tril(matrix, k=-1))
+
+
+def _strips(size: int) -> list[slice]:
+    step = -(-size // 8)
+    return [slice(start, min(size, start + step)) for start in range(0, size, step)]
 
 
 def _is_numeric(array: Array) -> bool:

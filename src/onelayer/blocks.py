@@ -8,10 +8,12 @@ blocks, so that results repeat bit for bit.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import TypeVar
 
+from onelayer import arrays
 from onelayer.arrays import Array
 
 Block = TypeVar("Block")
@@ -44,3 +46,24 @@ def sum_over(blocks: Iterable[Block], term: Callable[[Block], Array]) -> Array:
     14
     """
     return reduce(operator.add, map(term, blocks))
+
+
+def run_over(blocks: Sequence[Block], work: Callable[[Block], None], reference: Array) -> None:
+    """`work(block)` for all blocks, in any order, where the work is on numpy arrays side by side.
+
+    For work of many small products and passes over memory: BLAS does not share small products
+    well, and its waiting threads are in each other's way, so each block is given one thread.
+
+    >>> totals = [0, 0]
+    >>> import numpy as np
+    >>> run_over([0, 1], lambda block: totals.__setitem__(block, block + 1), np.zeros(1))
+    >>> totals
+    [1, 2]
+    """
+    threads = min(arrays.blas_threads(reference), len(blocks))
+    with arrays.calm_threads(0):
+        if threads <= 1:
+            map_over(blocks, work)
+            return
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, blocks))

@@ -6,6 +6,8 @@ import math
 import numbers
 from typing import Any
 
+import numpy as np
+
 from onelayer import arrays
 from onelayer.arrays import Array
 
@@ -33,6 +35,11 @@ def positive_number(value: Any, name: str) -> float:
     if not 0 < number < math.inf:
         raise ValueError(f"{name} is {value!r}, expected a finite number above 0")
     return number
+
+
+def numbers_of(value: Any, name: str) -> np.ndarray[Any, Any]:
+    """A copy of any array of real and finite numbers, in float64 and in numpy."""
+    return np.array(arrays.to_numpy(arrays.as_real(value, name)), dtype=np.float64)
 
 
 def token_array(X: Any, name: str = "X") -> Array:

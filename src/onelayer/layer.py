@@ -168,10 +168,7 @@ class AttentionLayer:
         """The same layer in the namespace, on the device and with the dtype of `reference`."""
 
         def convert(array: Array | None) -> Array | None:
-            if array is None:
-                return None
-            xp = arrays.namespace(reference)
-            return xp.astype(arrays.beside(array, reference), reference.dtype, copy=False)
+            return None if array is None else arrays.cast(array, reference)
 
         return AttentionLayer(
             convert(self.attention),
