@@ -185,3 +185,222 @@ def coin_divergence(p, q):
         if a > 0:
             total += a * math.log(a / b) if b > 0 else math.inf
     return total
+
+
+# Kernels of infinitely many heads
+
+
+def relu_moment(h, k, rho):
+    """E[relu(u) relu(v)] for unit variances, means h, k and correlation rho, by quadrature over u.
+
+    Given u = h + z, v is Gaussian with mean k + ρz and variance s² = 1 - ρ². Panels of the
+    integral over z end where relu(u) has its kink and around the point where the mean of v is 0.
+    """
+    rho = min(1.0, max(-1.0, rho))
+    s = math.sqrt((1 - rho) * (1 + rho))
+    low, high = max(-h, -12.0), 12.0
+    kink = -k / rho if rho else 0.0
+    ends = {low, high, *range(-12, 13), *(kink + i * s for i in range(-12, 13))}
+    ends = sorted(end for end in ends if low <= end <= high)
+    nodes, weights = np.polynomial.legendre.leggauss(16)
+    total = 0.0
+    for left, right in itertools.pairwise(ends):
+        for node, weight in zip(nodes, weights, strict=True):
+            z = (left + right) / 2 + node * (right - left) / 2
+            density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+            total += weight * (right - left) / 2 * density * (h + z) * relu_mean(k + rho * z, s)
+    return total
+
+
+def relu_mean(mean, deviation):
+    """E relu(v) for v Gaussian."""
+    if deviation == 0:
+        return max(mean, 0.0)
+    h = mean / deviation
+    density = math.exp(-h * h / 2) / math.sqrt(2 * math.pi)
+    return deviation * (density + h * math.erfc(-h / math.sqrt(2)) / 2)
+
+
+def attention_kernel(tokens, mask, others, others_mask, bias=None):
+    """The kernel (n, n') of random-feature attention with entries N(W_0, 1/4), pair by pair."""
+    kernel = np.zeros((len(tokens), len(others)))
+    for row, column in np.ndindex(*kernel.shape):
+        x, z = tokens[row], others[column]
+        keys = allowed_keys(0, len(x), None if mask is None else mask[row])
+        other_keys = allowed_keys(0, len(z), None if others_mask is None else others_mask[column])
+        pairs = [(i, j) for i in keys if i > 0 for j in other_keys if j > 0]
+        for i, j in pairs:
+            moment = product_moment(
+                0.0 if bias is None else score(x[0], x[i], bias),
+                0.0 if bias is None else score(z[0], z[j], bias),
+                math.sqrt(dot(x[0], x[0]) * dot(x[i], x[i])) / 2,
+                math.sqrt(dot(z[0], z[0]) * dot(z[j], z[j])) / 2,
+                dot(x[0], z[0]) * dot(x[i], z[j]) / 4,
+            )
+            kernel[row, column] += moment * dot(x[i], z[j]) / len(pairs)
+    return kernel
+
+
+def mlp_kernel(flat, others, std):
+    """The kernel (n, n') of the features relu(<w, x>) with w ~ N(0, std² I), pair by pair."""
+    kernel = np.zeros((len(flat), len(others)))
+    for row, column in np.ndindex(*kernel.shape):
+        x, z = flat[row], others[column]
+        kernel[row, column] = product_moment(
+            0.0, 0.0, std * math.sqrt(dot(x, x)), std * math.sqrt(dot(z, z)), std**2 * dot(x, z)
+        )
+    return kernel
+
+
+def product_moment(mean, other_mean, deviation, other_deviation, covariance):
+    """E[relu(u) relu(v)] for any Gaussian (u, v)."""
+    scale = deviation * other_deviation
+    return scale * relu_moment(mean / deviation, other_mean / other_deviation, covariance / scale)
+
+
+def dot(x, z):
+    """<x, z>."""
+    return sum(float(a) * float(b) for a, b in zip(x, z, strict=True))
+
+
+# Random features
+
+
+def attention_features(tokens, mask, heads):
+    """The features (n, M·D) of random heads (M, D, D) for tokens (n, T, d), token 0 the query."""
+    rows = []
+    for example in range(len(tokens)):
+        extended = [[*token, 1.0] for token in tokens[example]]
+        keys = other_keys(extended, None if mask is None else mask[example])
+        rows.append(heads_read(extended[0], keys, heads))
+    return np.array(rows)
+
+
+def hidden_layer(tokens, mask, heads, mix):
+    """The tokens (n, T, d) after a frozen layer: each moves by its own length, then all shrink."""
+    moved = np.zeros(tokens.shape)
+    for example in range(len(tokens)):
+        extended = [[*token, 1.0] for token in tokens[example]]
+        keys = other_keys(extended, None if mask is None else mask[example])
+        for position, token in enumerate(tokens[example]):
+            update = row_times(heads_read(extended[position], keys, heads), mix)
+            length, size = math.sqrt(dot(update, update)), math.sqrt(dot(token, token))
+            for i in range(len(token)):
+                change = 0.0 if length == 0 else size * update[i] / length
+                moved[example, position, i] = (token[i] + change) / math.sqrt(2)
+    return moved
+
+
+def heads_read(query, keys, heads):
+    """What every head reads for one query: M^{-1/2} times the mean of relu(query W key) key."""
+    features = []
+    for head in heads:
+        for i in range(len(query)):
+            total = sum(max(0.0, score(query, key, head)) * float(key[i]) for key in keys)
+            features.append(total / len(keys) / math.sqrt(len(heads)))
+    return features
+
+
+def other_keys(tokens, mask=None):
+    """The tokens that are there, without the query."""
+    return [tokens[key] for key in allowed_keys(0, len(tokens), mask) if key > 0]
+
+
+def flattened(tokens, mask, count):
+    """Tokens (n, T, d) in a row, zero where there is none, up to `count`, and a constant 1."""
+    n, there, dim = tokens.shape
+    rows = np.zeros((n, count * dim + 1))
+    for example, position in present_rows(n, there, mask):
+        for i in range(dim):
+            rows[example, position * dim + i] = tokens[example, position, i]
+    for example in range(n):
+        rows[example, count * dim] = 1.0
+    return rows
+
+
+def mlp_features(tokens, mask, count, weights):
+    """The features (n, M) of random neurons (P, M) that read `count` tokens in a row."""
+    rows = flattened(tokens, mask, count)
+    features = np.zeros((len(rows), weights.shape[1]))
+    for example, neuron in np.ndindex(*features.shape):
+        value = dot(rows[example], weights[:, neuron])
+        features[example, neuron] = max(0.0, value) / math.sqrt(weights.shape[1])
+    return features
+
+
+def sinusoidal_position(position, dim):
+    """Sines and cosines of one position, of unit norm."""
+    pairs = math.ceil(dim / 2)
+    code = []
+    for i in range(dim):
+        angle = position / 10_000 ** ((i // 2) / pairs)
+        code.append(math.sin(angle) if i % 2 == 0 else math.cos(angle))
+    return [value / math.sqrt(dot(code, code)) for value in code]
+
+
+# Polynomials of a query and a key, given by tensors
+
+
+def polynomial(query, key, tensors):
+    """Σ_rs <query^{⊗r} ⊗ key^{⊗s}, f_rs>, entry by entry."""
+    total = 0.0
+    for (r, s), tensor in tensors.items():
+        for index in itertools.product(range(len(query)), repeat=r + s):
+            legs = [query[i] for i in index[:r]] + [key[i] for i in index[r:]]
+            total += float(tensor[index]) * math.prod(legs)
+    return total
+
+
+def symmetric(tensor, legs):
+    """The mean over all permutations of `legs`, a list of axes."""
+    total, count = np.zeros_like(tensor), 0
+    for order in itertools.permutations(legs):
+        axes = list(range(tensor.ndim))
+        for place, leg in zip(legs, order, strict=True):
+            axes[place] = leg
+        total, count = total + np.transpose(tensor, axes), count + 1
+    return total / count
+
+
+# Ridge regression
+
+
+def ridge_weights(features, targets, alpha, weights=None):
+    """The smallest v (p, t) that minimises Σ_i w_i (φ_i v - y_i)² + α |v|², as least squares."""
+    n, p = features.shape
+    weights = np.ones(n) if weights is None else weights
+    rows, right = np.zeros((n + p, p)), np.zeros((n + p, targets.shape[1]))
+    for i in range(n):
+        rows[i] = math.sqrt(weights[i]) * features[i]
+        right[i] = math.sqrt(weights[i]) * targets[i]
+    for j in range(p):
+        rows[n + j, j] = math.sqrt(alpha)
+    best, *_ = np.linalg.lstsq(rows, right, rcond=None)
+    return best
+
+
+def left_out_error(features, targets, alpha, weights=None):
+    """Σ_i w_i (φ_i v - y_i)² for every target (t,), where v has not seen example i."""
+    weights = np.ones(len(features)) if weights is None else weights
+    total = np.zeros(targets.shape[1])
+    for i in range(len(features)):
+        others = [j for j in range(len(features)) if j != i]
+        v = ridge_weights(features[others], targets[others], alpha, weights[others])
+        total += weights[i] * (row_times(features[i], v) - targets[i]) ** 2
+    return total
+
+
+def kernel_dual(kernel, targets, alpha):
+    """The c (n, t) with (K + α) c = y, the smallest of them where there are many."""
+    return np.linalg.pinv(kernel + alpha * np.eye(len(kernel))) @ targets
+
+
+def curve_error(predictions, targets):
+    """For every target (t,), the mean squared error over the variance of the target."""
+    n, count = targets.shape
+    errors = np.zeros(count)
+    for target in range(count):
+        mean = sum(targets[:, target]) / n
+        squares = sum((predictions[i, target] - targets[i, target]) ** 2 for i in range(n))
+        errors[target] = squares / sum((targets[i, target] - mean) ** 2 for i in range(n))
+    return errors

@@ -1,0 +1,174 @@
+"""What an example may be: a query with its keys, as rows of one array or one array each.
+
+Four forms are taken, and all later code sees blocks of the same kind, tokens (b, T, d) and a mask
+(b, T) or None, where token 0 is the query and the others are the keys:
+
+- an array (n, T, d), on disk or in memory;
+- the same with a mask (n, T), where it is padded;
+- a list of arrays (T_i, d) of different lengths, padded only block by block;
+- an array (n, d): one token each, which is its own query (`single_tokens`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from onelayer import arrays, blocks, checks
+from onelayer.arrays import Array
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Checked examples; `tokens` is an array (n, T, d) or a list of arrays (T_i, d)."""
+
+    tokens: Array | list[Array]
+    mask: Array | None
+    dim: int
+    longest: int
+
+    def __len__(self) -> int:
+        return len(self.tokens) if isinstance(self.tokens, list) else int(self.tokens.shape[0])
+
+    @property
+    def sample(self) -> Array:
+        """One example as `block` gives it: its namespace, device and dtype are those of all."""
+        return self.block(slice(0, 1))[0]
+
+    def first(self, count: int) -> Sets:
+        """The first examples."""
+        if isinstance(self.tokens, list):
+            return replace(self, tokens=self.tokens[:count])
+        mask = None if self.mask is None else self.mask[:count, :]
+        return replace(self, tokens=self.tokens[:count, ...], mask=mask)
+
+    def block(self, part: slice) -> tuple[Array, Array | None]:
+        """Tokens (b, T, d) in floating point and their mask (b, T), None where all are there."""
+        if isinstance(self.tokens, list):
+            return _padded(self.tokens[part])
+        mask = None if self.mask is None else self.mask[part, ...]
+        return arrays.detached(arrays.floating(self.tokens[part, ...])), mask
+
+
+def is_collection_of_sets(X: Any) -> bool:
+    """Whether X is an array with three axes or a list of arrays, one of them at least with two."""
+    if isinstance(X, list | tuple) or (_holds_objects(X) and X.ndim == 1):
+        return any(_axes(example) == 2 for example in X)
+    return _axes(X) >= 3
+
+
+def as_sets(X: Any, mask: Any = None, least_tokens: int = 2, name: str = "X") -> Sets:
+    """Check X (n, T, d), or a list of arrays (T_i, d), and its mask at the door.
+
+    >>> sets = as_sets([np.zeros((3, 2)), np.ones((5, 2))])
+    >>> len(sets), sets.dim, sets.longest
+    (2, 2, 5)
+    """
+    if arrays.is_array(X) and not _holds_objects(X):
+        return _from_array(X, mask, least_tokens, name)
+    if mask is not None:
+        raise ValueError("mask was given with a list of arrays, expected an array for a mask")
+    return _from_list(X, least_tokens, name)
+
+
+def single_tokens(X: Array, tokens: int = 2) -> Sets:
+    """Rows of X (n, d) as examples of one token, which is query and key if it counts as two."""
+    xp = arrays.namespace(X)
+    n, dim = X.shape
+    return Sets(xp.broadcast_to(X[:, None, :], (n, tokens, dim)), None, dim, tokens)
+
+
+def _from_array(X: Array, mask: Any, least_tokens: int, name: str) -> Sets:
+    shape = tuple(X.shape)
+    if len(shape) != 3:
+        raise ValueError(f"{name} has shape {shape}, expected three axes (examples, tokens, dim)")
+    if shape[0] == 0 or shape[2] == 0:
+        raise ValueError(
+            f"{name} has shape {shape}, expected at least one example and one dimension"
+        )
+    if shape[1] < least_tokens:
+        raise ValueError(f"{name} has shape {shape}, {_enough(least_tokens)}")
+    arrays.check_real(X, name)
+    per_example = shape[1] * shape[2] * 8
+    for part in blocks.slices(shape[0], per_example):  # a file is read, not loaded
+        arrays.check_finite(X[part, ...], name)
+    return Sets(X, _checked_mask(mask, X, least_tokens), shape[2], shape[1])
+
+
+def _checked_mask(mask: Any, X: Array, least_tokens: int) -> Array | None:
+    if mask is None:
+        return None
+    checked = checks.key_mask(mask, X)
+    xp = arrays.namespace(checked)
+    there = xp.astype(checked, xp.int64)
+    _refuse_example(there[:, 0] == 0, "mask leaves example {} without its query (token 0)")
+    _refuse_example(
+        xp.sum(there, axis=1) < least_tokens,
+        "mask leaves example {} without a key, expected at least one True after the query",
+    )
+    return checked
+
+
+def _refuse_example(bad: Array, message: str) -> None:
+    xp = arrays.namespace(bad)
+    if bool(xp.any(bad)):
+        raise ValueError(message.format(int(xp.argmax(xp.astype(bad, xp.int64)))))
+
+
+def _from_list(X: Iterable[Any], least_tokens: int, name: str) -> Sets:
+    examples = [arrays.as_real(example, f"{name}[{i}]") for i, example in enumerate(X)]
+    if not examples:
+        raise ValueError(f"{name} is an empty list, expected at least one example")
+    for i, example in enumerate(examples):
+        shape = tuple(example.shape)
+        if len(shape) != 2 or shape[1] == 0:
+            raise ValueError(f"{name}[{i}] has shape {shape}, expected two axes (tokens, dim)")
+        if shape[0] < least_tokens:
+            raise ValueError(f"{name}[{i}] has shape {shape}, {_enough(least_tokens)}")
+        if shape[1] != examples[0].shape[1]:
+            raise ValueError(
+                f"{name}[{i}] has tokens of dimension {shape[1]}, "
+                f"expected {examples[0].shape[1]} as {name}[0] has"
+            )
+    examples = [arrays.detached(example) for example in arrays.alike(examples)]
+    longest = max(example.shape[0] for example in examples)
+    return Sets(examples, None, int(examples[0].shape[1]), int(longest))
+
+
+def _enough(least_tokens: int) -> str:
+    return "expected " + ("a query and at least one key" if least_tokens > 1 else "a token")
+
+
+def _padded(examples: Sequence[Array]) -> tuple[Array, Array | None]:
+    """Arrays (T_i, d) side by side in one of shape (b, T, d), and which of its tokens are there."""
+    xp = arrays.namespace(examples[0])
+    lengths = [int(example.shape[0]) for example in examples]
+    longest = max(lengths)
+    if min(lengths) == longest:
+        return xp.stack(examples), None
+    tokens = arrays.zeros((len(examples), longest, examples[0].shape[1]), examples[0])
+    for i, example in enumerate(examples):
+        tokens[i, : lengths[i], :] = example
+    count = xp.asarray(lengths, device=arrays.device(tokens))
+    position = xp.arange(longest, device=arrays.device(tokens))
+    return tokens, position[None, :] < count[:, None]
+
+
+def _holds_objects(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.hasobject
+
+
+def _axes(value: Any) -> int:
+    """The number of axes of an array, of nested lists, or of anything else."""
+    if hasattr(value, "shape"):
+        return len(value.shape)
+    axes = 0
+    while isinstance(value, list | tuple):
+        axes += 1
+        value = value[0] if value else None
+        if hasattr(value, "shape"):
+            return axes + len(value.shape)
+    return axes
