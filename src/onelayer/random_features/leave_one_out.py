@@ -1,0 +1,85 @@
+"""The penalty α of least leave-one-out error, from one eigendecomposition, for every target.
+
+With K = Φ Φᵀ = U diag(λ) Uᵀ and c = (K + α)⁻¹ y, the error at example i of the regression on all
+others is
+
+    c_i / ((K + α)⁻¹)_ii,
+
+and with G = Φᵀ Φ = V diag(λ) Vᵀ the same number is (y - Φ v)_i / (1 - h_i), h the diagonal of
+Φ (G + α)⁻¹ Φᵀ: a product for every α, and no regression is ever repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from onelayer import arrays
+from onelayer.arrays import Array
+from onelayer.random_features.design import Design
+
+_PATH = np.logspace(-12, 1, 53)  # multiples of the largest eigenvalue, four a decade
+
+Found = tuple[Array, np.ndarray[Any, Any]]  # coefficients (rows, t), and the α of every target
+
+
+def by_kernel(kernel: Array, targets: Array) -> Found:
+    """Dual coefficients (n, t) from the lower triangle of K (n, n) and targets (n, t)."""
+    xp = arrays.namespace(kernel)
+    values, vectors = arrays.eigh(kernel)
+    path = _path(values)
+    inverse = _inverse(values, path)
+    rotated = arrays.transpose(vectors) @ targets
+    diagonal = (vectors * vectors) @ inverse
+    errors = []
+    for i in range(path.size):
+        left_out = vectors @ (rotated * inverse[:, i, None]) / diagonal[:, i, None]
+        errors.append(arrays.to_numpy(xp.sum(left_out * left_out, axis=0)))
+    return _with_the_best(values, vectors, rotated, path, np.stack(errors))
+
+
+def by_features(
+    design: Design, gram: Array, moments: Array, targets: Array, panels: Iterable[slice]
+) -> Found:
+    """Weights (p, t) from the lower triangle of G (p, p), Φᵀ y and another way through Φ."""
+    xp = arrays.namespace(gram)
+    values, vectors = arrays.eigh(gram)
+    path = _path(values)
+    inverse = _inverse(values, path)
+    rotated = arrays.transpose(vectors) @ moments
+    errors = np.zeros((path.size, targets.shape[1]))
+    for part in panels:
+        turned = design.by_rows(part) @ vectors
+        free = 1.0 - (turned * turned) @ inverse  # an example that decides alone has none left
+        free = xp.where(
+            free > arrays.epsilon(free), free, arrays.epsilon(free) * xp.ones_like(free)
+        )
+        for i in range(path.size):
+            fitted = turned @ (rotated * inverse[:, i, None])
+            left_out = (targets[part, :] - fitted) / free[:, i, None]
+            errors[i] += arrays.to_numpy(xp.sum(left_out * left_out, axis=0))
+    return _with_the_best(values, vectors, rotated, path, errors)
+
+
+def _path(values: Array) -> np.ndarray[Any, Any]:
+    """The α to try: down to where rounding errors of the eigenvalues take over."""
+    largest = float(values[-1])
+    least = values.shape[0] * arrays.epsilon(values)
+    path: np.ndarray[Any, Any] = (largest if largest > 0 else 1.0) * _PATH[least <= _PATH]
+    return path
+
+
+def _inverse(values: Array, path: np.ndarray[Any, Any]) -> Array:
+    """1 / (λ + α), (eigenvalues, alphas)."""
+    xp = arrays.namespace(values)
+    positive = xp.where(values > 0, values, xp.zeros_like(values))
+    return 1.0 / (positive[:, None] + arrays.like(path, values)[None, :])
+
+
+def _with_the_best(
+    values: Array, vectors: Array, rotated: Array, path: np.ndarray[Any, Any], errors: Any
+) -> Found:
+    alphas = path[np.argmin(errors, axis=0)]
+    return vectors @ (rotated * _inverse(values, alphas)), alphas
