@@ -1,5 +1,11 @@
 """What all tests share: the backends, and how hypothesis draws its examples."""
 
+import os
+
+# Without it scikit-learn skips its checks of estimators on torch tensors; scipy reads it only once,
+# when it is imported, so it comes before all other imports.
+os.environ.setdefault("SCIPY_ARRAY_API", "1")
+
 import hypothesis
 import pytest
 

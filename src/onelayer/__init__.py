@@ -4,6 +4,16 @@ from importlib.metadata import version
 
 from onelayer import inputs
 from onelayer.layer import AttentionLayer, HeadMatch
+from onelayer.random_features import targets, theory
+from onelayer.random_features.curves import LearningCurve, learning_curve
+from onelayer.random_features.estimators import (
+    AttentionFeatures,
+    AttentionKernelRidge,
+    RandomFeatureAttention,
+    RandomFeatureAttentionClassifier,
+    RandomFeatureMLP,
+)
+from onelayer.random_features.kernel_matrices import attention_kernel, mlp_kernel
 from onelayer.recovery.certificate import Certificate
 from onelayer.recovery.recover import Reason, Recovery, recover
 from onelayer.recovery.trace import TraceRow
@@ -11,12 +21,23 @@ from onelayer.recovery.trace import TraceRow
 __version__ = version("onelayer")
 
 __all__ = [
+    "AttentionFeatures",
+    "AttentionKernelRidge",
     "AttentionLayer",
     "Certificate",
     "HeadMatch",
+    "LearningCurve",
+    "RandomFeatureAttention",
+    "RandomFeatureAttentionClassifier",
+    "RandomFeatureMLP",
     "Reason",
     "Recovery",
     "TraceRow",
+    "attention_kernel",
     "inputs",
+    "learning_curve",
+    "mlp_kernel",
     "recover",
+    "targets",
+    "theory",
 ]
