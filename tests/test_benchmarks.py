@@ -1,42 +1,24 @@
 import argparse
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scripts
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
 def table(script, *arguments):
     """The cells of the table that a benchmark prints, row by row, and what it tells meanwhile."""
-    result = subprocess.run(
-        [sys.executable, FOLDER / script, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    assert result.returncode == 0, result.stderr
-    lines = [line for line in result.stdout.splitlines() if line[:1] in "┃│"]
-    rows = [
-        [cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")] for line in lines
-    ]
-    return rows, result.stderr
+    printed, told = scripts.output(FOLDER / script, *arguments)
+    return scripts.cells(printed), told
 
 
 @pytest.fixture(scope="module")
 def benchmark_module():
     """benchmarks/recovery.py as a module."""
     pytest.importorskip("torch")
-    spec = importlib.util.spec_from_file_location("recovery_benchmark", FOLDER / "recovery.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.module(FOLDER / "recovery.py")
 
 
 def test_recovery_is_timed_beside_its_peers():
@@ -63,6 +45,30 @@ def test_successes_are_counted_against_equations_per_unknown():
         assert float(row[3]) > 0
         assert row[4] == "0"
     assert "at 6: 1 of 1" in told
+
+
+def test_learning_curves_are_timed_beside_scikit_learn_and_the_machine():
+    sizes = ["--heads", "20", "--largest", "64", "--dim", "4", "--keys", "4", "--product", "64"]
+    (header, *rows), told = table("learning_curves.py", *sizes)
+    assert header == [
+        "model",
+        "stage",
+        "seconds",
+        "of the limit",
+        "Ridge by size",
+        "ratio",
+        "peak",
+    ]
+    stages = ["features", "Gram matrix", "factorization", "total"]
+    assert [row[:2] for row in rows] == [[m, s] for m in ("rfa", "brfa", "rfmlp") for s in stages]
+    for row in rows:
+        assert float(row[2]) >= 0
+        assert row[3].endswith("%")
+    for total in rows[3::4]:
+        assert float(total[4]) >= 0
+        assert float(total[5]) > 0
+        assert 0.01 < float(total[6].removesuffix(" GB")) < 2
+    assert "one large product: " in told
 
 
 # The parts of a row

@@ -1,0 +1,217 @@
+"""How fast is a learning curve? Beside scikit-learn's Ridge, and beside the machine's own limit.
+
+The paper's sizes (arXiv 2307.11353): d = N = 16, 1,000 heads or 17,000 neurons, sample sizes 16 to
+8,192, the targets f_{1,1..4} and f_{2,1..4}. `learning_curve` gives all sizes and targets at once;
+the peer fits `Ridge` at every size with all targets at once, on the same features, in float64.
+
+The limit is the time of the operations that cannot be avoided, at the speed of one large matrix
+product measured in the same run: features, the half of Φ Φᵀ that is not its own mirror image, the
+Cholesky factor. What is done in float32 is held against the speed of float32. Both sides compute
+the features, once, and predict all test examples at every size; the errors are compared too.
+
+    python benchmarks/learning_curves.py                     # the table of the README
+    python benchmarks/learning_curves.py --models rfa
+    python benchmarks/learning_curves.py --heads 20 --largest 64 --dim 4 --keys 4 --product 256
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from sklearn.linear_model import Ridge
+
+import onelayer as ol
+from onelayer import arrays
+from onelayer.random_features.design import Design
+from onelayer.random_features.estimators import Regressor
+
+MODELS = ("rfa", "brfa", "rfmlp")
+TEST_EXAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Operations a second of one large product, by precision."""
+
+    single: float
+    double: float
+
+
+def main() -> None:
+    options = parsed()
+    if options.memory:
+        print_peak_memory(options)
+        return
+    tell = Console(stderr=True, highlight=False).print
+    speed = Speed(*(measured_speed(dtype, options.product) for dtype in (np.float32, np.float64)))
+    tell(
+        f"one large product: {speed.single:.3g} operations a second, {speed.double:.3g} in float64"
+    )
+    table = Table(title=f"{options.largest} examples, {options.keys} keys, dimension {options.dim}")
+    for column in ("model", "stage", "seconds", "of the limit", "Ridge by size", "ratio", "peak"):
+        table.add_column(column, justify="left" if column in ("model", "stage") else "right")
+    for name in options.models:
+        tell(f"{name} ...")
+        for row in rows(name, options, speed):
+            table.add_row(*row)
+    Console().print(table)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--largest", type=int, default=8192, help="the largest sample size")
+    parser.add_argument("--heads", type=int, default=1000)
+    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--keys", type=int, default=16)
+    parser.add_argument("--alpha", type=float, default=1e-3)
+    parser.add_argument("--product", type=int, default=4096, help="the size of the large product")
+    parser.add_argument("--memory", choices=MODELS, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def rows(name: str, options: argparse.Namespace, speed: Speed) -> Iterator[list[str]]:
+    """One row a stage, and one for the whole curve beside the peer."""
+    X, Y = data(options)
+    sizes = sizes_up_to(options.largest)
+    model = estimator(name, options)
+    seconds, curve = timed(lambda: ol.learning_curve(model, *split(X, Y, options), sizes))
+    peer, peer_curve = timed(lambda: per_size(model, *split(X, Y, options), sizes))
+    gap = np.abs(curve.test_error / peer_curve - 1).max()
+    if gap > 1e-6:
+        raise SystemExit(f"{name}: errors differ from those of Ridge by {gap:.1e}")
+    total = 0.0
+    for stage, took, needed in stages(model, X[: options.largest], options, speed):
+        total += needed
+        yield [name, stage, f"{took:.2f}", f"{needed / took:.0%}", "", "", ""]
+    yield [
+        name,
+        "total",
+        f"{seconds:.2f}",
+        f"{total / seconds:.0%}",
+        f"{peer:.2f}",
+        f"{peer / seconds:.2f}",
+        f"{peak_memory(name, options):.2f} GB",
+    ]
+
+
+def stages(
+    model: Regressor, X: np.ndarray[Any, Any], options: argparse.Namespace, speed: Speed
+) -> Iterator[tuple[str, float, float]]:
+    """Features, Gram matrix and factor one after the other: name, seconds, seconds at the limit."""
+    sets = model._sets(X, None, reset=True)
+    design = Design(model._draw(sets).features, sets)
+    n, p = design.rows, design.columns
+    took, _ = timed(lambda: [design.by_columns(part) for part in design.column_panels()])
+    yield "features", took, n * feature_operations(model, options) / speed.double
+    single = design.single()
+    total = arrays.zeros((n, n), single.sample)
+    took = 0.0
+    for part in single.column_panels():
+        panel = single.by_columns(part)
+        took += timed(lambda panel=panel: arrays.add_gram(total, panel))[0]
+    yield "Gram matrix", took, n * n * p / speed.single
+    arrays.add_to_diagonal(total, options.alpha)
+    took, _ = timed(lambda: arrays.cholesky(total))
+    yield "factorization", took, n**3 / 3 / speed.single
+
+
+def feature_operations(model: Regressor, options: argparse.Namespace) -> int:
+    """Multiplications and additions for the features of one example."""
+    size, keys = options.dim + 1, options.keys
+    if isinstance(model, ol.RandomFeatureMLP):
+        return 2 * model.features * ((keys + 1) * options.dim + 1)
+    return options.heads * (2 * size * size + 4 * keys * size)
+
+
+def per_size(
+    model: Regressor,
+    X: np.ndarray[Any, Any],
+    Y: np.ndarray[Any, Any],
+    X_test: np.ndarray[Any, Any],
+    Y_test: np.ndarray[Any, Any],
+    sizes: list[int],
+) -> np.ndarray[Any, Any]:
+    """The peer's errors: scikit-learn's Ridge on the same features, one fit a size."""
+    features, test_features = whole_features(model, X), whole_features(model, X_test)
+    errors = []
+    for size in sizes:
+        ridge = Ridge(alpha=model.alpha, fit_intercept=False).fit(features[:size], Y[:size])
+        errors.append(np.mean((ridge.predict(test_features) - Y_test) ** 2, axis=0))
+    return np.stack(errors) / Y_test.var(axis=0)
+
+
+def whole_features(model: Regressor, X: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    sets = model._sets(X, None, reset=True)
+    return Design(model._draw(sets).features, sets).by_rows(slice(0, len(X)))
+
+
+def estimator(name: str, options: argparse.Namespace) -> Regressor:
+    if name == "rfmlp":
+        features = options.heads * (options.dim + 1)
+        return ol.RandomFeatureMLP(features, alpha=options.alpha, random_state=0)
+    bias = 1.0 if name == "brfa" else 0.0
+    return ol.RandomFeatureAttention(options.heads, bias, alpha=options.alpha, random_state=0)
+
+
+def data(options: argparse.Namespace) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Examples for training and, after them, for testing, with the eight targets of the paper."""
+    X = ol.inputs.sphere(options.largest + TEST_EXAMPLES, options.keys + 1, options.dim, seed=1)
+    families = (ol.targets.average_power, ol.targets.correlation_weighted)
+    targets = [family(power, options.dim) for family in families for power in (1, 2, 3, 4)]
+    return X, np.stack([target(X) for target in targets], axis=1)
+
+
+def split(
+    X: np.ndarray[Any, Any], Y: np.ndarray[Any, Any], options: argparse.Namespace
+) -> tuple[np.ndarray[Any, Any], ...]:
+    n = options.largest
+    return X[:n], Y[:n], X[n:], Y[n:]
+
+
+def sizes_up_to(largest: int) -> list[int]:
+    """16, 32, .. doubling."""
+    return [16 * 2**i for i in range(largest.bit_length()) if 16 * 2**i <= largest]
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
+
+
+def measured_speed(dtype: type[np.floating[Any]], size: int) -> float:
+    """Operations a second of one large product: the best of three."""
+    matrix = np.random.default_rng(0).standard_normal((size, size)).astype(dtype)
+    other = matrix.T.copy()  # a matrix times its own transpose would be done by half
+    return 2 * size**3 / min(timed(lambda: matrix @ other)[0] for _ in range(3))
+
+
+def peak_memory(name: str, options: argparse.Namespace) -> float:
+    """The peak of a process, in GB, that fits the model to the largest sample."""
+    numbers = ("largest", "heads", "dim", "keys", "alpha")
+    arguments = [f"--{number}={getattr(options, number)}" for number in numbers]
+    command = [sys.executable, __file__, "--memory", name, *arguments]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def print_peak_memory(options: argparse.Namespace) -> None:
+    X, Y = data(options)
+    estimator(options.memory, options).fit(X[: options.largest], Y[: options.largest])
+    status = Path("/proc/self/status").read_text("utf-8")  # unlike getrusage, without its parent's
+    print(int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1e6)
+
+
+if __name__ == "__main__":
+    main()

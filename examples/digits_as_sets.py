@@ -1,0 +1,155 @@
+"""Can one attention layer read images as sets of patches? Beside models of flat pixels.
+
+Each 8 x 8 image of scikit-learn's digits is cut into sixteen 2 x 2 patches. Two things are asked of
+it: the slant of the writing (regression) and the digit (classification); of whole images, and of
+partial ones, where every patch is missing with a chance of 30 %. Each model learns from images of
+the kind that it is tested on.
+
+A token is a patch, less the average patch at its place, and a code for the place. A missing patch
+is a token that is not there. The query is the sum of the tokens weighted by their ink, so that it
+knows where there is more ink than usual. Flat models see 64 pixels: missing ones take the average
+of that pixel, and cross-validation decides whether to add columns that tell which were missing.
+
+    python examples/digits_as_sets.py
+    python examples/digits_as_sets.py --examples 150
+"""
+
+import argparse
+import time
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from sklearn.datasets import load_digits
+from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.impute import MissingIndicator, SimpleImputer
+from sklearn.linear_model import Ridge, RidgeClassifier
+from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.pipeline import FeatureUnion, Pipeline
+from sklearn.svm import SVC, SVR
+
+import onelayer as ol
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--examples", type=int, default=1797, help="how many images to use")
+    pixels, digit = load_digits(return_X_y=True)
+    images = pixels.reshape(-1, 8, 8)[: parser.parse_args().examples] / 16
+    train, test = train_test_split(np.arange(len(images)), test_size=1 / 3, random_state=0)
+    tasks = {"slant": slant(images, train), "digit": digit}
+    kinds = {"whole": views(images, train), "partial": views(partial(images), train)}
+
+    table = Table(title=f"Error in %, {len(train)} images to learn from and {len(test)} to test")
+    for column in ("model", *(f"{task}\n{kind}" for task in tasks for kind in kinds), "seconds"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    errors = {(task, kind): {} for task in tasks for kind in kinds}  # of every test image, by model
+    for name, view, regressor, classifier in models():
+        start = time.perf_counter()
+        for (task, kind), found in errors.items():
+            estimator = regressor if task == "slant" else classifier
+            y, seen = tasks[task], kinds[kind][view]
+            estimator.fit(y=y[train], **{key: array[train] for key, array in seen.items()})
+            predicted = estimator.predict(**{key: array[test] for key, array in seen.items()})
+            squares = (predicted - y[test]) ** 2 / y[test].var()
+            found[name] = 100.0 * (squares if task == "slant" else predicted != y[test])
+        figures = [f"{found[name].mean():.2f}" for found in errors.values()]
+        table.add_row(name, *figures, f"{time.perf_counter() - start:.1f}")
+    console = Console()
+    console.print(table)
+    console.print("Slant: squared error, of the variance. Digit: wrong answers.")
+    for (task, kind), found in errors.items():
+        console.print(f"- {task} of {kind} images: {verdict(found)}")
+
+
+def models():
+    """A name, what the model sees, the estimator of the slant and the one of the digit."""
+    options = {"heads": 1000, "alpha": "loo", "random_state": 0}
+    for name, view, more in [
+        ("attention, no places", "patches", {}),
+        ("attention, one-hot positions", "patches", {"positions": "onehot"}),
+        ("attention, places in tokens", "tokens", {}),
+        ("attention, places and bias=1", "tokens", {"bias": 1.0}),
+    ]:
+        regressor = ol.RandomFeatureAttention(**options, **more)
+        yield name, view, regressor, ol.RandomFeatureAttentionClassifier(**options, **more)
+    kernel = ol.AttentionKernelRidge(alpha="loo")
+    yield "attention, kernel", "tokens", kernel, KernelClassifier(alpha="loo")
+    penalty = {"alpha": np.logspace(-3, 3, 13)}
+    yield "Ridge", "flat", tuned(Ridge(), penalty), tuned(RidgeClassifier(), penalty)
+    machine = {"C": [3, 30, 300], "gamma": [0.02, 0.1]}
+    yield "SVM", "flat", tuned(SVR(epsilon=0.01), machine), tuned(SVC(), machine)
+    forest = {"n_estimators": 300, "n_jobs": -1, "random_state": 0}
+    regressor = RandomForestRegressor(max_features=1 / 3, **forest)
+    yield "random forest", "flat", filled(regressor), filled(RandomForestClassifier(**forest))
+
+
+class KernelClassifier(ol.AttentionKernelRidge):
+    """Regression on one-hot targets: the largest prediction wins."""
+
+    def fit(self, X, y, mask):
+        return super().fit(X, np.eye(10)[y], mask=mask)
+
+    def predict(self, X, mask):
+        return super().predict(X, mask=mask).argmax(axis=1)
+
+
+def filled(model):
+    """The model behind pixels that are filled in, and behind what is missing."""
+    parts = [("pixels", SimpleImputer()), ("missing", MissingIndicator(features="all"))]
+    return Pipeline([("seen", FeatureUnion(parts)), ("model", model)])
+
+
+def tuned(model, grid):
+    """The model with the best parameters, and the best weight of what is missing."""
+    weights = [{"missing": 0.0}, {"missing": 0.25}]
+    parameters = {f"model__{name}": values for name, values in grid.items()}
+    return GridSearchCV(filled(model), {**parameters, "seen__transformer_weights": weights}, cv=3)
+
+
+def slant(images, train):
+    """By how many pixels the ink moves sideways from row to row, to mean 0 and variance 1."""
+    ink = images / images.sum(axis=(1, 2), keepdims=True)
+    down, across = (
+        place - np.sum(ink * place, axis=(1, 2), keepdims=True) for place in np.mgrid[:8, :8]
+    )
+    shift = np.sum(ink * down * across, axis=(1, 2)) / np.sum(ink * down**2, axis=(1, 2))
+    return (shift - shift[train].mean()) / shift[train].std()
+
+
+def partial(images):
+    """The images with three in ten of their patches, drawn at random, replaced by NaN."""
+    missing = np.random.default_rng(0).random((len(images), 4, 4)) < 0.3
+    return np.where(np.kron(missing, np.ones((2, 2))), np.nan, images)
+
+
+def views(images, train):
+    """What models see: flat pixels, patches alone, or tokens that are patches with their places."""
+    patches = images.reshape(-1, 4, 2, 4, 2).swapaxes(2, 3).reshape(-1, 16, 4)
+    there = np.pad(~np.isnan(patches[:, :, 0]), ((0, 0), (1, 0)), constant_values=True)
+    patches = np.nan_to_num(patches - np.nanmean(patches[train], axis=0))
+    tokens = np.concatenate([patches, np.tile(np.eye(16), (len(images), 1, 1))], axis=2)
+    found = {"flat": {"X": images.reshape(-1, 64)}}
+    for name, keys in [("patches", patches), ("tokens", tokens)]:
+        ink = patches.mean(axis=2, keepdims=True)
+        query = np.sum(ink * keys, axis=1, keepdims=True) / 4
+        found[name] = {"X": np.concatenate([query, keys], axis=1), "mask": there}
+    return found
+
+
+def verdict(errors):
+    """Where the best attention stands: differences of two standard errors and more count."""
+    attention = [name for name in errors if name.startswith("attention")]
+    best = min(attention, key=lambda name: errors[name].mean())
+    standing = {"ahead of": [], "level with": [], "behind": []}
+    for name in [name for name in errors if name not in attention]:
+        gain = errors[name] - errors[best]
+        margin = 2 * gain.std() / len(gain) ** 0.5
+        ahead, behind = gain.mean() > margin, gain.mean() < -margin
+        standing["ahead of" if ahead else "behind" if behind else "level with"].append(name)
+    parts = [f"{place} {' and '.join(names)}" for place, names in standing.items() if names]
+    return f"{best} is {', '.join(parts)}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scripts
+
+FOLDER = Path(__file__).parents[1] / "examples"
+TINY = {"digits_as_sets.py": ["--examples", "120"]}
+
+
+def test_every_example_is_run():
+    assert sorted(TINY) == sorted(path.name for path in FOLDER.glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """examples/digits_as_sets.py as a module."""
+    return scripts.module(FOLDER / "digits_as_sets.py")
+
+
+def test_digits_are_read_as_sets_and_as_flat_pixels():
+    printed, told = scripts.output(FOLDER / "digits_as_sets.py", *TINY["digits_as_sets.py"])
+    assert told == ""
+    tasks, kinds, *rows = scripts.cells(printed)
+    assert tasks == ["", "slant", "slant", "digit", "digit", ""]
+    assert kinds == ["model", "whole", "partial", "whole", "partial", "seconds"]
+    errors = {name: list(map(float, figures)) for name, *figures, _ in rows}
+    assert list(errors)[-3:] == ["Ridge", "SVM", "random forest"]
+    assert all(name.startswith("attention, ") for name in list(errors)[:-3])
+    assert all(0 <= error < 150 for row in errors.values() for error in row)
+    for with_places in ("attention, one-hot positions", "attention, places in tokens"):
+        assert errors[with_places][0] < 10 < errors["attention, no places"][0]
+    lines = [line for line in printed.splitlines() if line.startswith("- ")]
+    assert [line.split(":")[0] for line in lines] == [
+        f"- {task} of {kind} images" for task in ("slant", "digit") for kind in ("whole", "partial")
+    ]
+
+
+# The parts of the example
+
+
+def test_the_verdict_names_the_best_attention_and_where_it_stands(digits):
+    noise = np.random.default_rng(0).normal(size=100)
+    errors = {"attention, a": noise + 3, "attention, b": noise + 2, "Ridge": noise + 5}
+    errors |= {"SVM": 2 - noise, "forest": noise + 2.5, "oracle": noise}
+    assert digits.verdict(errors) == (
+        "attention, b is ahead of Ridge and forest, level with SVM, behind oracle"
+    )
+
+
+def test_slant_is_the_shift_from_row_to_row(digits):
+    upright, leaning, back = np.zeros((3, 8, 8))
+    upright[1:7, 3] = leaning[range(8), range(8)] = back[range(8), range(7, -1, -1)] = 1.0
+    found = digits.slant(np.stack([upright, leaning, back]), [0, 1, 2])
+    np.testing.assert_allclose(found, np.array([0, 1, -1]) / np.sqrt(2 / 3), atol=1e-12)
+
+
+def test_missing_patches_are_missing_for_all_models(digits):
+    images = np.random.default_rng(1).uniform(size=(20, 8, 8))
+    whole, partial = (digits.views(found, range(10)) for found in (images, digits.partial(images)))
+    assert whole["tokens"]["X"].shape == (20, 17, 20)
+    assert whole["patches"]["mask"].all()
+    hidden = ~partial["tokens"]["mask"][:, 1:]
+    assert 0.2 < hidden.mean() < 0.4
+    assert np.isnan(partial["flat"]["X"]).sum() == 4 * hidden.sum()
+    assert np.all(partial["patches"]["X"][:, 1:][hidden] == 0)
+    patch, place = whole["tokens"]["X"][3, 6, :4], whole["tokens"]["X"][3, 6, 4:]  # row 1, column 1
+    average = images[:10, 2:4, 2:4].mean(axis=0)
+    np.testing.assert_allclose(patch, (images[3, 2:4, 2:4] - average).reshape(4))
+    assert np.array_equal(place, np.eye(16)[5])
