@@ -134,7 +134,7 @@ def _predictions(
         panel = design.by_columns(part)
         found = columns.weights(panel, dual)
         columns.add_fitted(fitted, panel, found)
-        weights[part, :] = arrays.cast(found, weights)
+        weights[part, :] = found
     return weights, fitted
 
 

@@ -38,14 +38,12 @@ class MLPMap:
         return 2
 
     def prepare(self, tokens: Array, mask: Array | None) -> Array:
-        """Tokens (b, T, d) and their mask as rows (b, P) with a constant 1 at the end."""
-        return flattened(tokens, mask, self.tokens)
+        """Rows M^{-1/2} vec(x_0, .., x_N, 1), (b, P): relu lets the factor pass."""
+        return flattened(tokens, mask, self.tokens) * self.size**-0.5
 
     def features(self, prepared: Array, part: slice) -> Array:
         """Columns `part` of Φ: (b, columns)."""
-        scaled = arrays.relu(prepared @ self.weights[:, part])
-        scaled *= self.size**-0.5
-        return scaled
+        return arrays.relu(prepared @ self.weights[:, part])
 
 
 def draw(features: int, tokens: int, dim: int, rng: np.random.Generator) -> MLPMap:
