@@ -26,6 +26,7 @@ bench: .venv/dev   ## time recovery and learning curves beside their peers; succ
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/samples.py
 	$(BIN)/python benchmarks/learning_curves.py
+	$(BIN)/python benchmarks/sample_sizes.py
 
 clean:   ## remove the virtual environment and everything built
 	rm -rf .venv build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -36,7 +36,7 @@ from onelayer import arrays
 from onelayer.random_features.design import Design
 from onelayer.random_features.estimators import Regressor
 
-MODELS = ("rfa", "brfa", "rfmlp")
+MODELS = ol.theory.MODELS
 TEST_EXAMPLES = 2000
 
 
@@ -110,8 +110,7 @@ def stages(
     model: Regressor, X: np.ndarray[Any, Any], options: argparse.Namespace, speed: Speed
 ) -> Iterator[tuple[str, float, float]]:
     """Features, Gram matrix and factor one after the other: name, seconds, seconds at the limit."""
-    sets = model._sets(X, None, reset=True)
-    design = Design(model._draw(sets).features, sets)
+    design = design_of(model, X)
     n, p = design.rows, design.columns
     took, _ = timed(lambda: [design.by_columns(part) for part in design.column_panels()])
     yield "features", took, n * feature_operations(model, options) / speed.double
@@ -144,7 +143,9 @@ def per_size(
     sizes: list[int],
 ) -> np.ndarray[Any, Any]:
     """The peer's errors: scikit-learn's Ridge on the same features, one fit a size."""
-    features, test_features = whole_features(model, X), whole_features(model, X_test)
+    features, test_features = (
+        design_of(model, examples).by_rows(slice(0, len(examples))) for examples in (X, X_test)
+    )
     errors = []
     for size in sizes:
         ridge = Ridge(alpha=model.alpha, fit_intercept=False).fit(features[:size], Y[:size])
@@ -152,9 +153,10 @@ def per_size(
     return np.stack(errors) / Y_test.var(axis=0)
 
 
-def whole_features(model: Regressor, X: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def design_of(model: Regressor, X: np.ndarray[Any, Any]) -> Design:
+    """The features that the model would draw to fit X."""
     sets = model._sets(X, None, reset=True)
-    return Design(model._draw(sets).features, sets).by_rows(slice(0, len(X)))
+    return Design(model._draw(sets).features, sets)
 
 
 def estimator(name: str, options: argparse.Namespace) -> Regressor:

@@ -53,8 +53,14 @@ def needed(options: argparse.Namespace) -> Table:
         network = [c.samples_needed(LINEAR)[0] for c in curves("rfmlp", keys, targets, options)]
         ratio = geometric_mean(network) / linear
         predicted = ol.theory.sample_size_ratio(1, keys)
-        numbers = (linear, geometric_mean(network), ratio, predicted, quadratic)
-        table.add_row(str(keys), *(f"{number:.3g}" for number in numbers))
+        table.add_row(
+            str(keys),
+            f"{linear:,.0f}",
+            f"{geometric_mean(network):,.0f}",
+            f"{ratio:.2f}",
+            f"{predicted:.2f}",
+            f"{quadratic:,.0f}",
+        )
     return table
 
 

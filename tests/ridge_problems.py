@@ -8,6 +8,7 @@ from onelayer.arrays import namespace, to_numpy
 from onelayer.random_features import design as design_module
 from onelayer.random_features import mlp, ridge
 from onelayer.random_features.design import Design
+from onelayer.random_features.progress import untracked
 from onelayer.random_features.sets import as_sets
 
 
@@ -49,7 +50,7 @@ def stages_of(told):
 
 def check_all_sizes(design, targets, alpha, sizes, xp_array=np.asarray, rtol=1e-9, track=None):
     """The weights of every size are those of its own least-squares problem."""
-    track = design_module.untracked if track is None else track
+    track = untracked if track is None else track
     phi, array = features_of(design), xp_array(targets)
     found = ridge.solve_features(design, array, alpha, sizes, track)
     assert len(found) == len(sizes)

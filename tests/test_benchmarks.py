@@ -71,6 +71,18 @@ def test_learning_curves_are_timed_beside_scikit_learn_and_the_machine():
     assert "one large product: " in told
 
 
+def test_sample_sizes_are_compared_with_the_prediction():
+    sizes = ["--seeds", "1", "--largest", "64", "--heads", "10", "--keys", "2", "4", "--dim", "4"]
+    rows, told = table("sample_sizes.py", *sizes)
+    assert [row[0] for row in rows] == [
+        "keys", "2", "4", "target", "f_{1,1}", "f_{2,1}", "f_{2,2}", "f_{2,3}", "f_{2,4}"
+    ]  # fmt: skip
+    assert [row[4] for row in rows[1:3]] == ["1.00", "1.50"]
+    for row in rows[4:]:
+        assert float(row[3]) == pytest.approx(float(row[2]) / float(row[1]), rel=0.05)
+    assert "brfa, 4 keys, seed 0 done" in told
+
+
 # The parts of a row
 
 

@@ -261,13 +261,13 @@ def less_outer(matrix: Array, column: Array, row: Array) -> Array:
 
 def add_to_diagonal(matrix: Array, value: float) -> None:
     """matrix + value · identity, in place."""
-    size = matrix.shape[0]
     if array_api_compat.is_numpy_array(matrix):
         np.einsum("ii->i", matrix)[:] += value
     elif array_api_compat.is_torch_array(matrix):
         matrix.diagonal().add_(value)
     else:
-        matrix += value * namespace(matrix).eye(size, dtype=matrix.dtype, device=device(matrix))
+        size, xp = matrix.shape[0], namespace(matrix)
+        matrix += value * xp.eye(size, dtype=matrix.dtype, device=device(matrix))
 
 
 def cholesky(matrix: Array) -> Array | None:
@@ -319,6 +319,7 @@ def mirrored(matrix: Array) -> Array:
 
 
 def _strips(size: int) -> list[slice]:
+    """A range in eight parts or fewer."""
     step = -(-size // 8)
     return [slice(start, min(size, start + step)) for start in range(0, size, step)]
 

@@ -49,10 +49,11 @@ def sum_over(blocks: Iterable[Block], term: Callable[[Block], Array]) -> Array:
 
 
 def run_over(blocks: Sequence[Block], work: Callable[[Block], None], reference: Array) -> None:
-    """`work(block)` for all blocks, in any order, where the work is on numpy arrays side by side.
+    """`work(block)` for all blocks: in threads and in any order for numpy, else one by one.
 
-    For work of many small products and passes over memory: BLAS does not share small products
-    well, and its waiting threads are in each other's way, so each block is given one thread.
+    `reference` is an array of the kind that is worked on. For work of many small products and
+    passes over memory: BLAS does not share small products well, and its waiting threads are in each
+    other's way, so each block is given one thread.
 
     >>> totals = [0, 0]
     >>> import numpy as np

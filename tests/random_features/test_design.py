@@ -182,10 +182,6 @@ def test_product_is_that_of_all_features(monkeypatch, xp_array, dtype):
     np.testing.assert_allclose(to_numpy(found), expected, rtol=0, atol=tolerance)
 
 
-def test_nobody_watches_unless_asked():
-    assert list(design.untracked([1, 2], "stage")) == [1, 2]
-
-
 def test_few_examples_are_prepared_at_once_even_if_the_first_are_short():
     lengths, prepared = [2, *[2000] * 40], []
 

@@ -8,7 +8,7 @@ from sklearn.model_selection import GridSearchCV
 import onelayer as ol
 from onelayer import inputs
 from onelayer.random_features import design as design_module
-from onelayer.random_features import kernels, ridge
+from onelayer.random_features import kernels, progress, ridge
 
 X = inputs.sphere(30, 3, 2)
 Y = X[:, 1, 0]
@@ -196,3 +196,7 @@ def test_progress_bar_of_a_search_shows_its_fits(capsys):
     shown = capsys.readouterr().out
     assert shown.count("RandomFeatureAttention - fit") == 4
     assert "Gram matrix" in shown
+
+
+def test_nobody_watches_unless_asked():
+    assert list(progress.untracked([1, 2], "stage")) == [1, 2]

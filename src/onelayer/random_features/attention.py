@@ -33,7 +33,7 @@ class Prepared(NamedTuple):
 
     queries: Array  # (b, 1, D)
     keys: Array  # (b, N, D), zero where there is none
-    values: Array  # the keys over their number, and over the root of the number of heads
+    values: Array  # (b, N, D), the keys over their number and over the root of that of the heads
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Learning curves: the error at every sample size and target, from one factorization."""
+"""Learning curves: the error at every sample size and target, from what the sizes share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onelayer.random_features.sets import Sets
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """The outcome of `learning_curve`."""
+    """The outcome of `learning_curve`: errors relative to the variance of each target."""
 
     sizes: np.ndarray[Any, Any]  # (sizes,)
     test_error: np.ndarray[Any, Any]  # (sizes, targets)
@@ -50,9 +50,11 @@ def learning_curve(
 
     The error is the mean squared error over the variance of the target on the test set: 1 is what
     the best constant reaches. Sizes ascend; y is (n,) or (n, targets), and all targets come at
-    once. The features are drawn once, for X, so that the result is that of fitting at every size
-    with the same `random_state`, but the examples are gone through once and factored once. The
-    estimator is not changed, and tells its callbacks how far it is.
+    once; X and X_test, with `mask` and `mask_test`, take any form that the estimator takes. The
+    features are drawn once, so that the result is that of fitting at every size with the same
+    `random_state`. What the sizes share is computed once: the Gram matrix and, for a given alpha
+    and up to as many examples as features, its factor. The estimator is not changed, and tells its
+    callbacks how far it is.
 
     >>> from onelayer import inputs
     >>> from onelayer.random_features.estimators import RandomFeatureAttention

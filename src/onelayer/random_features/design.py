@@ -8,9 +8,9 @@ each time: timed at the paper's sizes, keeping them in memory was no faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 from onelayer import arrays, blocks
 from onelayer.arrays import Array
@@ -18,21 +18,13 @@ from onelayer.random_features.sets import Sets
 
 # A panel is wide enough for a product with it to be worth the n x n numbers it is added to.
 PANEL_BYTES = 128 * 2**20
-MEMORY_BYTES = (
-    1280 * 2**20
-)  # for panels to remember: 8,192 examples of 1,000 heads in 17 dimensions
-
-Part = TypeVar("Part")
-
-
-class Track(Protocol):
-    """Passes on the parts of a stage of the work one by one, and may tell somebody of them."""
-
-    def __call__(self, parts: Sequence[Part], stage: str) -> Iterator[Part]: ...
 
 
 class FeatureMap(Protocol):
-    """From tokens to features: `prepare` what all features share, then compute some columns."""
+    """From tokens to features: `prepare` what all features share, then compute some columns.
+
+    There are `size` features, computed in whole units: the features of one head, or one neuron.
+    """
 
     @property
     def unit(self) -> int: ...
@@ -42,11 +34,6 @@ class FeatureMap(Protocol):
     def workspace(self, tokens: int) -> int: ...
     def prepare(self, tokens: Array, mask: Array | None) -> Any: ...
     def features(self, prepared: Any, part: slice) -> Array: ...
-
-
-def untracked(parts: Sequence[Part], stage: str) -> Iterator[Part]:  # noqa: ARG001
-    """The parts, with nobody watching."""
-    return iter(parts)
 
 
 class Design:
@@ -94,7 +81,7 @@ class Design:
         return self._map.size
 
     def column_panels(self) -> list[slice]:
-        """Φ cut into panels of whole heads."""
+        """Φ cut into panels of whole units."""
         unit = self._map.unit
         per_head = arrays.itemsize(self.sample) * self.rows * unit
         heads = blocks.slices(self.columns // unit, per_head, PANEL_BYTES)

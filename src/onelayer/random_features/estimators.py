@@ -20,12 +20,13 @@ from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
 from onelayer import arrays, checks
 from onelayer.arrays import Array
-from onelayer.random_features import attention, mlp, positions, progress, validation
+from onelayer.random_features import attention, mlp, progress, validation
 from onelayer.random_features.design import Design
 from onelayer.random_features.kernel_matrices import kernel_bias
+from onelayer.random_features.leave_one_out import Found
 from onelayer.random_features.models import FeatureModel, KernelModel, Model
 from onelayer.random_features.positions import Positions
-from onelayer.random_features.ridge import Alpha, Found
+from onelayer.random_features.ridge import Alpha
 from onelayer.random_features.sets import Sets
 
 
@@ -34,7 +35,6 @@ def _draw_attention(estimator: Any, sets: Sets) -> attention.AttentionMap:
     heads = checks.positive_int(estimator.heads, "heads")
     depth = checks.positive_int(estimator.depth, "depth")
     bias = validation.as_bias(estimator.bias)
-    positions.check_kind(estimator.positions)
     rng = validation.generator(estimator.random_state)
     seed = int(rng.integers(2**63))
     encoding = Positions(estimator.positions, sets.dim, sets.longest, seed)
@@ -53,11 +53,13 @@ class Problem:
 
 
 class _Ridge(CallbackSupportMixin, BaseEstimator):
-    """What all ridge estimators share; each supplies `_draw`, and what its numbers are called."""
+    """What all ridge estimators share; each supplies `_draw`.
+
+    Coefficients are kept in `coef_`, (targets, features) as in scikit-learn, unless `_keep` and
+    `_kept` say otherwise.
+    """
 
     _single = 2  # a row of a two-dimensional X is a token that counts as query and as key
-    _numbers = "coef_"  # the attribute with the result of a fit ..
-    _by_target = True  # .. which is (targets, features), or with one row for each example
 
     def _draw(self, sets: Sets) -> Model:
         raise NotImplementedError
@@ -83,26 +85,35 @@ class _Ridge(CallbackSupportMixin, BaseEstimator):
     @with_callbacks
     def _solve(self, problem: Problem, sizes: list[int], task: str) -> list[Found]:
         """Coefficients for the first examples, as many as each of the sizes says."""
-        sets, targets = problem.sets.first(sizes[-1]), problem.targets[: sizes[-1], :]
+        last = sizes[-1]
+        sets, targets = problem.sets.first(last), problem.targets[:last, :]
+        scale = None if problem.row_scale is None else problem.row_scale[:last]
         self._model = self._draw(sets)
         with progress.reporting(self, task) as track:
-            return self._model.solve(sets, targets, problem.alpha, sizes, problem.row_scale, track)
+            return self._model.solve(sets, targets, problem.alpha, sizes, scale, track)
+
+    def _keep(self, coefficients: Array, flat: bool) -> None:
+        """Keep coefficients (rows, targets) for prediction and for the eyes of users."""
+        self.coef_ = coefficients[:, 0] if flat else coefficients.T
+
+    def _kept(self) -> Array:
+        """What `_keep` was given."""
+        check_is_fitted(self, "coef_")
+        return self.coef_[:, None] if self.coef_.ndim == 1 else self.coef_.T
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, mask: Any) -> None:
         problem = self._problem(X, y, mask, sample_weight)
         ((coefficients, alphas),) = self._solve(problem, [len(problem.sets)], "fit")
+        self._flat = problem.flat
         self.alpha_ = float(alphas[0]) if problem.flat else alphas
-        numbers = coefficients.T if self._by_target else coefficients
-        setattr(self, self._numbers, coefficients[:, 0] if problem.flat else numbers)
+        self._keep(coefficients, problem.flat)
 
     def _predict(self, X: Any, mask: Any, method: str) -> Array:
-        check_is_fitted(self, self._numbers)
+        coefficients = self._kept()
         sets = self._sets(X, mask, reset=False)
-        numbers = getattr(self, self._numbers)
-        validation.check_same_place(self, method, sets, numbers)
-        if numbers.ndim == 1:
-            return self._model.predict(sets, [numbers[:, None]])[0][:, 0]
-        return self._model.predict(sets, [numbers.T if self._by_target else numbers])[0]
+        validation.check_same_place(self, method, sets, coefficients)
+        (predictions,) = self._model.predict(sets, [coefficients])
+        return predictions[:, 0] if self._flat else predictions
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -161,11 +172,15 @@ class RandomFeatureAttention(Regressor, _AttentionRidge):
 
     With x̃ = [x; 1], a query x_0 and keys x_1 .. x_N,
 
-        f(x) = Σ_m (1/N) Σ_i relu(x̃_0ᵀ W_m x̃_i) ⟨v_m, x̃_i⟩,
+        f(x) = M^{-1/2} Σ_m (1/N) Σ_i relu(x̃_0ᵀ W_m x̃_i) ⟨v_m, x̃_i⟩,
 
-    W_m = W_0 + a Gaussian matrix with entries of variance 1/4 (arXiv 2307.11353). The objective is
-    |Φ v - y|² + alpha |v|² with features Φ scaled by heads^{-1/2}. There is no intercept: the
-    constant in x̃ stands for it. Tokens of about unit norm suit the scale of the weights.
+    W_m = W_0 + a Gaussian matrix with entries of variance 1/4 (arXiv 2307.11353). With f = Φ v the
+    objective is |Φ v - y|² + alpha |v|². There is no intercept: the constant in x̃ stands for it.
+    Tokens of about unit norm suit the scale of the weights.
+
+    X is an array (n, tokens, dim), the query first; the same with a `mask` (n, tokens), True where
+    a token is there; a list of arrays (tokens, dim) of any lengths; or an array (n, dim) of single
+    tokens, each its own query. y is (n,) or (n, targets).
 
     - `heads`: the number M of random heads.
     - `bias`: W_0, a number times the identity on the token's coordinates (1.0 is the paper's BRFA)
@@ -190,13 +205,14 @@ class RandomFeatureAttention(Regressor, _AttentionRidge):
 class RandomFeatureMLP(Regressor):
     """A random-feature network that reads all tokens in a row, trained by ridge regression.
 
-        f(x) = Σ_m v_m relu(⟨w_m, vec(x_0, .., x_N, 1)⟩),    w_m from N(0, I/(N+2)),
+        f(x) = M^{-1/2} Σ_m v_m relu(⟨w_m, vec(x_0, .., x_N, 1)⟩),    w_m from N(0, I/(N+2)),
 
     the model that the first paper compares attention with (arXiv 2307.11353): with heads·(dim + 1)
     features it has as many trained parameters. Sets with fewer tokens than the longest at fit are
     filled up with zeros; longer ones are refused.
 
-    `alpha`, `random_state` and the attributes are those of `RandomFeatureAttention`.
+    `features` is the number M of random neurons; `alpha`, `random_state`, the forms of X and y and
+    the attributes are those of `RandomFeatureAttention`.
 
     >>> from onelayer import inputs
     >>> X = inputs.sphere(300, tokens=3, dim=4)
@@ -227,8 +243,9 @@ class AttentionKernelRidge(Regressor):
     The kernel is the limit of the features of `RandomFeatureAttention` as the heads grow, in
     closed form (`attention_kernel`), so there is no randomness and no number of heads to choose.
     Time grows with the square of the examples times that of the keys: for some thousands of
-    examples. Computed in numpy; tensors are converted. `bias` and `alpha` are those of
-    `RandomFeatureAttention`. After `fit`: `dual_coef_` ((n,) or (n, targets)), `alpha_`.
+    examples. Computed in numpy; tensors are converted. `bias`, `alpha` and the forms of X and y are
+    those of `RandomFeatureAttention`. With f(x) = Σ_i K(x, x_i) c_i over the examples x_i of the
+    fit, (K + alpha) c = y. After `fit`: `dual_coef_`, c ((n,) or (n, targets)), `alpha_`.
 
     >>> from onelayer import inputs
     >>> X = inputs.sphere(300, tokens=5, dim=4)
@@ -238,15 +255,19 @@ class AttentionKernelRidge(Regressor):
     True
     """
 
-    _numbers = "dual_coef_"
-    _by_target = False
-
     def __init__(self, bias: Any = 0.0, alpha: float | str = 1e-3) -> None:
         self.bias = bias
         self.alpha = alpha
 
     def _draw(self, sets: Sets) -> Model:
         return KernelModel(sets, kernel_bias(self.bias, sets))
+
+    def _keep(self, coefficients: Array, flat: bool) -> None:
+        self.dual_coef_ = coefficients[:, 0] if flat else coefficients
+
+    def _kept(self) -> Array:
+        check_is_fitted(self, "dual_coef_")
+        return self.dual_coef_[:, None] if self.dual_coef_.ndim == 1 else self.dual_coef_
 
     def _sets(self, X: Any, mask: Any, reset: bool, name: str = "X") -> Sets:
         return super()._sets(validation.in_numpy(X), mask, reset, name)
@@ -261,7 +282,7 @@ class RandomFeatureAttentionClassifier(ClassifierMixin, _AttentionRidge):
     """Classification of sets by random-feature attention: ridge regression on one-hot targets.
 
     Targets are +1 for an example's own class and -1 for the others, as in scikit-learn's
-    `RidgeClassifier`; the parameters are those of `RandomFeatureAttention`. After `fit`:
+    `RidgeClassifier`; parameters and forms of X are those of `RandomFeatureAttention`. After `fit`:
     `classes_`, and `coef_` ((features,) for two classes, else (classes, features)).
 
     >>> from onelayer import inputs
@@ -305,9 +326,12 @@ class RandomFeatureAttentionClassifier(ClassifierMixin, _AttentionRidge):
 class AttentionFeatures(TransformerMixin, BaseEstimator):
     """The features of random-feature attention, (n, heads·(dim + 1)), for use in pipelines.
 
-    The parameters are those of `RandomFeatureAttention`, of which this is the first half: with
-    the same `random_state`, `Ridge(alpha, fit_intercept=False)` on these features is the same
-    model. `RandomFeatureAttention` never holds all features and is the one for many heads.
+        φ_m(x) = M^{-1/2} (1/N) Σ_i relu(x̃_0ᵀ W_m x̃_i) x̃_i,    x̃ = [x; 1],
+
+    for head m. Parameters and forms of X are those of `RandomFeatureAttention`, of which this is
+    the first half: with the same `random_state`, `Ridge(alpha, fit_intercept=False)` on these
+    features is the same model. `RandomFeatureAttention` never holds all features and is the one for
+    many heads. With "onehot" positions there is one more feature for each head and position.
 
     >>> from onelayer import inputs
     >>> features = AttentionFeatures(heads=2, random_state=0)
@@ -343,7 +367,7 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):
         return self.fit(X, y, mask=mask).transform(X, mask=mask)
 
     def transform(self, X: Any, mask: Any = None) -> Array:
-        """The features of every example, (n, heads·(dim + 1))."""
+        """The features of every example, (n, n_features_out_)."""
         check_is_fitted(self, "n_features_out_")
         sets = validation.as_sets(self, X, mask, reset=False)
         validation.check_same_place(self, "transform", sets, self._map.weights)

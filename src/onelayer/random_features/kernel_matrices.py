@@ -1,7 +1,8 @@
 """Kernel matrices of infinitely many random heads or neurons, for examples of any form.
 
-scikit-learn's `KernelRidge(kernel="precomputed")`, `SVR`, `GaussianProcessRegressor` and others
-take them; `AttentionKernelRidge` computes them itself.
+scikit-learn's `KernelRidge` and `SVR` take them with `kernel="precomputed"`; its Gaussian processes
+take a `PairwiseKernel` whose metric calls `attention_kernel` on a pair of examples.
+`AttentionKernelRidge` computes them itself.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from sklearn.utils.validation import check_array
 from onelayer import arrays, attention
 from onelayer.random_features import kernels, validation
 from onelayer.random_features.attention import bias_matrix
-from onelayer.random_features.design import Track, untracked
 from onelayer.random_features.mlp import flattened
 from onelayer.random_features.positions import Positions
+from onelayer.random_features.progress import Track, untracked
 from onelayer.random_features.sets import Sets, as_sets, is_collection_of_sets, single_tokens
 
 Matrix = np.ndarray[Any, Any]
@@ -30,7 +31,8 @@ def attention_kernel(
         K(x, x') = (1/(N N')) Σ_ij E[relu(x̃_0ᵀ W x̃_i) relu(x̃'_0ᵀ W x̃'_j)] ⟨x̃_i, x̃'_j⟩,
 
     the limit of Φ(x) Φ(x')ᵀ for the features of `AttentionFeatures`, exact to about 1e-15 times
-    its largest entries. X and Z take any form that the estimators take, `bias` is theirs too.
+    its largest entries. X and Z take any form that the estimators take, with `mask` for X and
+    `Z_mask` for Z; `bias` is that of `RandomFeatureAttention`.
 
     >>> from sklearn.svm import SVR
     >>> from onelayer import inputs
@@ -49,7 +51,8 @@ def mlp_kernel(X: Any, Z: Any = None, mask: Any = None, Z_mask: Any = None) -> M
 
         K(x, x') = E[relu(⟨w, z⟩) relu(⟨w, z'⟩)],    z = vec(x_0, .., x_N, 1), w from N(0, I/(N+2)),
 
-    the limit of Φ(x) Φ(x')ᵀ for the features of `RandomFeatureMLP`. Missing tokens are zeros.
+    the limit of Φ(x) Φ(x')ᵀ for the features of `RandomFeatureMLP`. X, Z and their masks are those
+    of `attention_kernel`; N is the most keys of any example, and missing tokens are zeros.
 
     >>> from onelayer import inputs
     >>> X = inputs.sphere(3, tokens=5, dim=4)
@@ -61,11 +64,11 @@ def mlp_kernel(X: Any, Z: Any = None, mask: Any = None, Z_mask: Any = None) -> M
     tokens = max(sets.longest, columns.longest)
 
     def block(down: slice, across: slice) -> Matrix:
-        rows, row_others = (
+        flat, others_flat = (
             flattened(*_plain(examples, part), tokens)
             for examples, part in ((sets, down), (columns, across))
         )
-        return kernels.mlp_kernel_block(rows, row_others, std=(tokens + 1) ** -0.5)
+        return kernels.mlp_kernel_block(flat, others_flat, std=(tokens + 1) ** -0.5)
 
     return kernels.gram(len(sets), None if others is None else len(others), block)
 

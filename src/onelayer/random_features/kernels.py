@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, owens_t, roots_jacobi
 
 from onelayer import blocks
-from onelayer.random_features.design import Track, untracked
+from onelayer.random_features.progress import Track, untracked
 
 Floats: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]

@@ -43,7 +43,7 @@ def by_kernel(kernel: Array, targets: Array) -> Found:
 def by_features(
     design: Design, gram: Array, moments: Array, targets: Array, panels: Iterable[slice]
 ) -> Found:
-    """Weights (p, t) from the lower triangle of G (p, p), Φᵀ y and another way through Φ."""
+    """Weights (p, t) from the lower triangle of G (p, p), moments Φᵀ y and one more pass over Φ."""
     xp = arrays.namespace(gram)
     values, vectors = arrays.eigh(gram)
     path = _path(values)
@@ -79,7 +79,12 @@ def _inverse(values: Array, path: np.ndarray[Any, Any]) -> Array:
 
 
 def _with_the_best(
-    values: Array, vectors: Array, rotated: Array, path: np.ndarray[Any, Any], errors: Any
+    values: Array,
+    vectors: Array,
+    rotated: Array,
+    path: np.ndarray[Any, Any],
+    errors: np.ndarray[Any, Any],
 ) -> Found:
+    """The coefficients of the α of least error (alphas, t) for every target."""
     alphas = path[np.argmin(errors, axis=0)]
     return vectors @ (rotated * _inverse(values, alphas)), alphas

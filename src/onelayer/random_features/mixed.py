@@ -26,8 +26,9 @@ import numpy as np
 from onelayer import arrays
 from onelayer.arrays import Array
 from onelayer.random_features import nested
-from onelayer.random_features.design import Design, Track
+from onelayer.random_features.design import Design
 from onelayer.random_features.nested import Columns
+from onelayer.random_features.progress import Track
 
 _ROUNDS = 10
 _PROGRESS = 0.3  # a round that leaves more of the residual than this is not worth it

@@ -22,7 +22,11 @@ class MLPMap:
 
     weights: Array
     tokens: int
-    unit: int = 1
+
+    @property
+    def unit(self) -> int:
+        """The number of features of one neuron."""
+        return 1
 
     @property
     def size(self) -> int:

@@ -16,9 +16,11 @@ import numpy as np
 from onelayer import arrays
 from onelayer.arrays import Array
 from onelayer.random_features import ridge
-from onelayer.random_features.design import Design, FeatureMap, Track, untracked
+from onelayer.random_features.design import Design, FeatureMap
 from onelayer.random_features.kernel_matrices import attention_matrix
-from onelayer.random_features.ridge import Alpha, Found
+from onelayer.random_features.leave_one_out import Found
+from onelayer.random_features.progress import Track
+from onelayer.random_features.ridge import Alpha
 from onelayer.random_features.sets import Sets
 
 
@@ -50,8 +52,8 @@ class FeatureModel:
         targets: Array,
         alpha: Alpha,
         sizes: Sequence[int],
-        row_scale: Array | None = None,
-        track: Track = untracked,
+        row_scale: Array | None,
+        track: Track,
     ) -> list[Found]:
         design = Design(self.features, sets, row_scale)
         return ridge.solve_features(design, targets, alpha, sizes, track)
@@ -79,8 +81,8 @@ class KernelModel:
         targets: Array,
         alpha: Alpha,
         sizes: Sequence[int],
-        row_scale: Array | None = None,
-        track: Track = untracked,
+        row_scale: Array | None,
+        track: Track,
     ) -> list[Found]:
         kernel = attention_matrix(sets, None, self.bias, track)
         if row_scale is None:

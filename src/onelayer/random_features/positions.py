@@ -31,6 +31,9 @@ class Positions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            expected = ", ".join(map(repr, KINDS))
+            raise ValueError(f"positions is {self.kind!r}, expected one of {expected}")
         if self.kind == "sinusoidal" and self.dim < 2:
             raise ValueError(
                 "positions='sinusoidal' needs sines and cosines: "
@@ -67,13 +70,6 @@ class Positions:
             table = np.random.default_rng(self.seed).standard_normal((count, self.dim))
         table /= np.linalg.norm(table, axis=1, keepdims=True)
         return table
-
-
-def check_kind(kind: Any) -> None:
-    """Refuse an encoding that is not known."""
-    if kind not in KINDS:
-        expected = ", ".join(map(repr, KINDS))
-        raise ValueError(f"positions is {kind!r}, expected one of {expected}")
 
 
 def _waves(count: int, dim: int) -> np.ndarray[Any, Any]:

@@ -1,12 +1,26 @@
-"""Progress of a fit, told to the callbacks that scikit-learn's users set on an estimator."""
+"""Progress of a fit, told to the callbacks that scikit-learn's users set on an estimator.
+
+Whoever works through many parts takes a `Track` and lets the parts pass through it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from onelayer.random_features.design import Part, Track
+Part = TypeVar("Part")
+
+
+class Track(Protocol):
+    """Passes on the parts of a stage of the work one by one, and may tell somebody of them."""
+
+    def __call__(self, parts: Sequence[Part], stage: str) -> Iterator[Part]: ...
+
+
+def untracked(parts: Sequence[Part], stage: str) -> Iterator[Part]:  # noqa: ARG001
+    """The parts, with nobody watching."""
+    return iter(parts)
 
 
 @contextmanager

@@ -4,9 +4,10 @@ The objective is |Φ v - y|² + α |v|². With K = Φ Φᵀ the minimiser is v =
 with G = Φᵀ Φ it is (G + α) v = Φᵀ y: the smaller of the two is solved, the first where there are
 fewer examples than features.
 
-Every sample size comes from one factorization of K + α, see `nested.py`.
-Large problems are solved at half the precision and corrected, see `mixed.py`.
-α may be chosen by leave-one-out, see `leave_one_out.py`.
+For a given α all sample sizes up to the number of features come from one factorization of K + α,
+see `nested.py`; where that is large it is solved at half the precision and corrected, see
+`mixed.py`. Larger sizes share the sums that make G, each factors its own. α may be chosen by
+leave-one-out, from an eigendecomposition for every size, see `leave_one_out.py`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from scipy.linalg import LinAlgWarning
 from onelayer import arrays
 from onelayer.arrays import Array
 from onelayer.random_features import leave_one_out, mixed, nested
-from onelayer.random_features.design import Design, Track, untracked
+from onelayer.random_features.design import Design
+from onelayer.random_features.leave_one_out import Found
 from onelayer.random_features.nested import Columns
+from onelayer.random_features.progress import Track, untracked
 
 Alpha = float | None  # None: chosen by leave-one-out
-Found = tuple[Array, np.ndarray[Any, Any]]  # coefficients (rows, t), and the α of every target
 
 _MIXED_FROM = 2e10  # operations: what takes fewer is done in float64 at once
 

@@ -54,7 +54,7 @@ class Sets:
 
 
 def is_collection_of_sets(X: Any) -> bool:
-    """Whether X is an array with three axes or a list of arrays, one of them at least with two."""
+    """Whether X is meant as sets: an array of three or more axes, or a list with one of two."""
     if isinstance(X, list | tuple) or (_holds_objects(X) and X.ndim == 1):
         return any(_axes(example) == 2 for example in X)
     return _axes(X) >= 3

@@ -18,20 +18,18 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 
 from onelayer import arrays, blocks, checks
 from onelayer.arrays import Array
 from onelayer.inputs import Seed
-from onelayer.random_features import norms, polynomials, sphere_moments
+from onelayer.random_features import norms, polynomials, sphere_moments, target_values
 from onelayer.random_features.polynomials import Coefficients, Degrees
 from onelayer.random_features.sets import as_sets
 from onelayer.random_features.sphere_moments import Numbers, PairMoments
-
-PairFunction: TypeAlias = Callable[[Array, Array], Array]  # (b, d) and (b, N, d) -> (b, N)
-Weights: TypeAlias = Callable[[Array], Array]  # which keys are there, 1 or 0: (b, N) -> (b, N)
+from onelayer.random_features.target_values import PairFunction, Weights
 
 _ORTHOGONAL = 1e-5  # how far SᵀS may be from the identity: what float32 leaves, and some more
 
@@ -127,7 +125,7 @@ def average_power(p: int, dim: int, beta: Any = None) -> Target:
     (0.0, 0.03125)
     """
     power, direction = checks.positive_int(p, "p"), _direction(beta, dim)
-    return _sum_of_powers(f"f_{{1,{power}}}", power, direction, _equal)
+    return _sum_of_powers(f"f_{{1,{power}}}", power, direction, target_values.equal)
 
 
 def correlation_weighted(q: int, dim: int, beta: Any = None) -> Target:
@@ -179,7 +177,7 @@ def query_only(p: int, dim: int, beta: Any = None) -> Target:
     return _weighted_sum(
         name=f"<beta, x_0>^{power}",
         dim=len(direction),
-        values=partial(_query_power, power=power, beta=direction),
+        values=partial(target_values.query_power, power=power, beta=direction),
         moments=PairMoments(mean, within=0.0, between=variance),
         tensor_norms={(power, 0): arrays.squared_norm(direction) ** power},
     )
@@ -220,7 +218,7 @@ def one_position(position: int, p: int, dim: int, beta: Any = None) -> Target:
     """
     place = checks.positive_int(position, "position")
     power, direction = checks.positive_int(p, "p"), _direction(beta, dim)
-    name, weights = f"<beta, x_{place}>^{power}", partial(_only, position=place)
+    name, weights = f"<beta, x_{place}>^{power}", partial(target_values.only, position=place)
     return _sum_of_powers(name, power, direction, weights, least_keys=place)
 
 
@@ -241,7 +239,10 @@ def ordered_sum(
     >>> f([[[1, 0], [0.5, 0], [0.25, 0]]]), f.norm
     (array([0.125]), inf)
     """
-    known: dict[str, Weights] = {"alternating": _alternating, "increasing": _increasing}
+    known: dict[str, Weights] = {
+        "alternating": target_values.alternating,
+        "increasing": target_values.increasing,
+    }
     if weights not in known:
         raise ValueError(f"weights is {weights!r}, expected 'alternating' or 'increasing'")
     power, direction = checks.positive_int(p, "p"), _direction(beta, dim)
@@ -263,28 +264,9 @@ def three_token(dim: int, beta: Any = None) -> Target:
         name="three tokens",
         dim=len(direction),
         degree=2,
-        evaluate=partial(_two_hops, beta=direction),
+        evaluate=partial(target_values.two_hops, beta=direction),
         moments=partial(sphere_moments.two_hops, beta=direction),
     )
-
-
-# The weights of the keys, from which of them are there: 1 or 0, (b, N) -> (b, N)
-
-
-def _equal(there: Array) -> Array:
-    return there / arrays.namespace(there).sum(there, axis=1, keepdims=True)
-
-
-def _alternating(there: Array) -> Array:
-    return _equal(there) * arrays.like((-1.0) ** np.arange(there.shape[1]), there)
-
-
-def _increasing(there: Array) -> Array:
-    return _equal(there) * arrays.like(np.arange(1.0, there.shape[1] + 1), there)
-
-
-def _only(there: Array, position: int) -> Array:
-    return there * arrays.like(np.arange(1, there.shape[1] + 1) == position, there)
 
 
 # How targets are put together
@@ -297,7 +279,7 @@ def _weighted_sum(
     moments: PairMoments,
     tensor_norms: Mapping[Degrees, float],
     biased_tensor_norms: Mapping[Degrees, float] | None = None,
-    weights: Weights = _equal,
+    weights: Weights = target_values.equal,
     least_keys: int = 1,
 ) -> Target:
     """Σ_i w_i F(x_0, x_i), F given by `values`: of the class if all weights are the same."""
@@ -305,9 +287,9 @@ def _weighted_sum(
         name=name,
         dim=dim,
         degree=max(map(max, tensor_norms)),
-        evaluate=partial(_weighted_values, values=values, weights=weights),
+        evaluate=partial(target_values.weighted_sum, values=values, weights=weights),
         moments=partial(_weighted_moments, moments=moments, weights=weights),
-        tensor_norms=tensor_norms if weights is _equal else None,
+        tensor_norms=tensor_norms if weights is target_values.equal else None,
         biased_tensor_norms=biased_tensor_norms,
         flat_norms=partial(_flat_norm, tensor_norms=tensor_norms, weights=weights),
         least_keys=least_keys,
@@ -322,7 +304,7 @@ def _sum_of_powers(
     return _weighted_sum(
         name=name,
         dim=len(beta),
-        values=partial(_key_power, power=power, beta=beta),
+        values=partial(target_values.key_power, power=power, beta=beta),
         moments=PairMoments(mean, within=variance, between=0.0),
         tensor_norms={(0, power): arrays.squared_norm(beta) ** power},
         weights=weights,
@@ -343,7 +325,7 @@ def _correlation(
     return _weighted_sum(
         name=name,
         dim=dim,
-        values=partial(_correlation_values, power=power, rotation=rotation, beta=beta),
+        values=partial(target_values.correlation, power=power, rotation=rotation, beta=beta),
         moments=sphere_moments.weighted_correlation(power, beta),
         tensor_norms={(power, power + 1): growth * arrays.squared_norm(beta)},
         biased_tensor_norms=biased_tensor_norms,
@@ -356,48 +338,6 @@ def _weighted_moments(keys: int, moments: PairMoments, weights: Weights) -> tupl
 
 def _flat_norm(keys: int, tensor_norms: Mapping[Degrees, float], weights: Weights) -> float:
     return norms.flat_norm(tensor_norms, weights(np.ones((1, keys))))
-
-
-# Values: tokens (b, N + 1, d) and a mask (b, N + 1) or None
-
-
-def _weighted_values(
-    tokens: Array, mask: Array | None, values: PairFunction, weights: Weights
-) -> Array:
-    each = values(tokens[:, 0, :], tokens[:, 1:, :])
-    return arrays.namespace(tokens).sum(each * weights(_keys_there(tokens, mask)), axis=1)
-
-
-def _keys_there(tokens: Array, mask: Array | None) -> Array:
-    """1 for each key that is there, 0 for the others: (b, N), or (1, N) without a mask."""
-    if mask is None:
-        return arrays.ones((1, tokens.shape[1] - 1), tokens)
-    return arrays.namespace(tokens).astype(mask[:, 1:], tokens.dtype)
-
-
-def _key_power(query: Array, keys: Array, power: int, beta: Numbers) -> Array:  # noqa: ARG001
-    return (keys @ arrays.like(beta, keys)) ** power
-
-
-def _query_power(query: Array, keys: Array, power: int, beta: Numbers) -> Array:  # noqa: ARG001
-    return ((query @ arrays.like(beta, query)) ** power)[:, None]
-
-
-def _correlation_values(
-    query: Array, keys: Array, power: int, rotation: Numbers, beta: Numbers
-) -> Array:
-    turned = query @ arrays.like(rotation, query)
-    correlation = (keys @ turned[:, :, None])[:, :, 0]
-    return correlation**power * (keys @ arrays.like(beta, keys))
-
-
-def _two_hops(tokens: Array, mask: Array | None, beta: Numbers) -> Array:
-    """x_0ᵀ A² β as a product of A x_0 and A β, A = (1/N) Σ_i x_i x_iᵀ."""
-    keys, shares = tokens[:, 1:, :], _equal(_keys_there(tokens, mask))
-    from_query = (keys @ tokens[:, 0, :, None])[:, :, 0] * shares
-    from_beta = (keys @ arrays.like(beta, tokens)) * shares
-    once = from_query[:, None, :] @ keys
-    return arrays.namespace(tokens).sum(once * (from_beta[:, None, :] @ keys), axis=(1, 2))
 
 
 # Checks at the door

@@ -18,8 +18,6 @@ from onelayer.random_features import sets as sets_module
 from onelayer.random_features.ridge import Alpha
 from onelayer.random_features.sets import Sets
 
-LEAVE_ONE_OUT = "loo"
-
 
 def as_sets(
     estimator: Any, X: Any, mask: Any, reset: bool, single: int = 2, name: str = "X"
@@ -84,10 +82,7 @@ def as_targets(y: Any, examples: Sets, name: str = "y") -> Array:
         targets = check_array(y, dtype=np.float64, ensure_2d=False, input_name=name)
     if targets.ndim not in (1, 2):
         raise ValueError(f"{name} has shape {tuple(targets.shape)}, expected (n,) or (n, targets)")
-    if targets.shape[0] != len(examples):
-        raise ValueError(
-            f"{name} has {targets.shape[0]} rows, expected {len(examples)}: one for each example"
-        )
+    _check_rows(targets, examples, name)
     return arrays.double(arrays.beside(targets, examples.sample))
 
 
@@ -98,10 +93,7 @@ def as_classes(y: Any, examples: Sets) -> tuple[Array, np.ndarray[Any, Any]]:
     """
     _refuse_none(y, "y")
     labels = column_or_1d(arrays.to_numpy(y) if arrays.is_array(y) else y, warn=True)
-    if len(labels) != len(examples):
-        raise ValueError(
-            f"y has {len(labels)} rows, expected {len(examples)}: one for each example"
-        )
+    _check_rows(labels, examples, "y")
     if labels.dtype.kind == "f":
         arrays.check_finite(labels, "y")
     check_classification_targets(labels)
@@ -120,6 +112,13 @@ def _refuse_none(y: Any, name: str) -> None:
     if y is None:  # in scikit-learn's words
         raise ValueError(
             f"This estimator requires {name} to be passed, but the target {name} is None."
+        )
+
+
+def _check_rows(y: Array, examples: Sets, name: str) -> None:
+    if y.shape[0] != len(examples):
+        raise ValueError(
+            f"{name} has {y.shape[0]} rows, expected {len(examples)}: one for each example"
         )
 
 
@@ -145,7 +144,7 @@ def as_row_scale(sample_weight: Any, examples: Sets) -> Array | None:
 
 def as_alpha(alpha: Any) -> Alpha:
     """A penalty of at least 0, or None for "loo"."""
-    if isinstance(alpha, str) and alpha == LEAVE_ONE_OUT:
+    if isinstance(alpha, str) and alpha == "loo":
         return None
     message = f"alpha is {alpha!r}, expected a finite number of at least 0, or 'loo'"
     if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real | str):
