@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from threading import Lock
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -126,10 +127,32 @@ def calm_threads(operations: float) -> AbstractContextManager[Any]:
     A second thread gains nothing on such products, and waits for its turn in a busy loop: on a
     machine with other work that made small recoveries ten times slower.
     """
-    if operations > _WORTH_SHARING:
-        return nullcontext()
-    limits: AbstractContextManager[Any] = _thread_pools().limit(limits=1, user_api="blas")
-    return limits
+    return nullcontext() if operations > _WORTH_SHARING else _one_thread()
+
+
+class _OneThread:
+    """Holds BLAS to one thread until the last of those who asked for it has left.
+
+    The number of threads belongs to the process: of two Python threads that each set and restored
+    it, the later one would restore what the earlier one had set.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._holders = 0
+        self._limit: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._holders == 0:
+                self._limit = _thread_pools().limit(limits=1, user_api="blas")
+            self._holders += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._holders -= 1
+            if self._holders == 0:
+                self._limit.restore_original_limits()
 
 
 def blas_threads(reference: Array) -> int:
@@ -138,6 +161,12 @@ def blas_threads(reference: Array) -> int:
         return 1
     pools = _thread_pools().select(user_api="blas").info()
     return max((int(pool["num_threads"]) for pool in pools), default=1)
+
+
+@cache
+def _one_thread() -> _OneThread:
+    """The one for this process."""
+    return _OneThread()
 
 
 @cache
@@ -304,11 +333,17 @@ def solve_lower(lower: Array, right: Array, transposed: bool = False) -> Array:
 
 
 def eigh(matrix: Array) -> tuple[Array, Array]:
-    """Eigenvalues, ascending, and eigenvectors of a matrix given by its lower triangle."""
+    """Eigenvalues, ascending, and eigenvectors of a matrix given by its lower triangle.
+
+    NaN throughout where the matrix has overflowed, as products of such a matrix would be.
+    """
+    xp = namespace(matrix)
+    if not bool(xp.all(xp.isfinite(xp.linalg.diagonal(matrix)))):
+        return xp.nan * xp.linalg.diagonal(matrix), xp.nan * matrix
     if array_api_compat.is_numpy_array(matrix):
         values, vectors = scipy.linalg.eigh(matrix, lower=True, driver="evd", check_finite=False)
         return values, vectors
-    values, vectors = namespace(matrix).linalg.eigh(mirrored(matrix))
+    values, vectors = xp.linalg.eigh(mirrored(matrix))
     return values, vectors
 
 

@@ -215,7 +215,7 @@ def test_an_error_of_zero_is_reached_at_its_size():
         ([46], ValueError, "sizes go up to 46, expected at most 45, the examples of X"),
         ([0, 5], ValueError, "a size is 0, expected a whole number of at least 1"),
         ([2.5], TypeError, r"a size is 2\.5, expected a whole number of at least 1"),
-        (None, TypeError, "not iterable"),
+        (None, TypeError, "sizes is None, expected a list of whole numbers"),
     ],
 )
 def test_sizes_ascend_up_to_the_number_of_examples(sizes, error, message):

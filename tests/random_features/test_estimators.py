@@ -1,4 +1,5 @@
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -17,10 +18,12 @@ from sklearn.metrics import r2_score
 from sklearn.model_selection import GridSearchCV, KFold, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVR
+from threadpoolctl import threadpool_info
 
 import onelayer as ol
 from onelayer import inputs
 from onelayer.arrays import namespace, to_numpy
+from onelayer.random_features import ridge
 
 X, X_TEST = inputs.sphere(40, 4, 3), inputs.sphere(15, 4, 3, seed=1)
 
@@ -570,3 +573,135 @@ def test_a_classifier_comes_back_from_a_pickle_to_the_bit():
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.decision_function(X), model.decision_function(X))
     np.testing.assert_array_equal(again.predict(X), model.predict(X))
+
+
+# What a hostile user does
+
+
+@pytest.mark.parametrize("size", [1e3, 1e6])
+def test_one_example_far_larger_than_the_others_does_not_spoil_the_fit(size):
+    X = ol.inputs.sphere(300, 6, 6, seed=3)
+    y = X[:, 1:, 0].mean(axis=1)
+    X[0] *= size
+    test = ol.inputs.sphere(100, 6, 6, seed=4)
+    for model in (ol.AttentionKernelRidge(), ol.RandomFeatureAttention(80, random_state=0)):
+        assert model.fit(X, y).score(test, test[:, 1:, 0].mean(axis=1)) > 0.95
+
+
+def test_a_fit_that_fails_leaves_nothing_fitted(monkeypatch):
+    X = ol.inputs.sphere(40, 5, 4, seed=1)
+    y = X[:, 1:, 0].mean(axis=1)
+    models = (
+        ol.RandomFeatureAttention(heads=5).fit(X, y),
+        ol.AttentionKernelRidge().fit(X, y),
+        ol.RandomFeatureAttentionClassifier(heads=5).fit(X, y > 0),
+        ol.AttentionFeatures(heads=5).fit(X),
+    )
+    for model in models:
+        with pytest.raises(ValueError, match="NaN"):
+            model.fit(np.nan * X, y > 0)
+        with pytest.raises(NotFittedError):
+            getattr(model, "predict", getattr(model, "transform", None))(X)
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    model = models[0].fit(X, y)
+    monkeypatch.setattr(ridge, "solve_features", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, y)
+    with pytest.raises(NotFittedError):
+        model.predict(X)
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value", "ignore:ridge regression")
+@pytest.mark.parametrize("alpha", [1e-3, "loo"])
+def test_tokens_that_overflow_are_refused(alpha):
+    X = ol.inputs.sphere(40, 5, 4, seed=1)
+    y = X[:, 1:, 0].mean(axis=1)
+    message = r"overflow in float64: X has entries up to .*, expected tokens of about unit norm"
+    for model in (
+        ol.RandomFeatureAttention(5, alpha=alpha, random_state=0),
+        ol.AttentionKernelRidge(alpha=alpha),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.fit(X * 1e120, y)
+        with pytest.raises(ValueError, match="predictions " + message):
+            model.fit(X, y).predict(X * 1e120)
+    with pytest.raises(ValueError, match="kernels " + message):
+        ol.attention_kernel(X * 1e120)
+    with pytest.raises(ValueError, match=r"kernels overflow in float64: .*e\+199"):
+        ol.mlp_kernel(X * 1e200)
+    with pytest.raises(ValueError, match="features " + message):
+        ol.AttentionFeatures(5).fit(X).transform(X * 1e120)
+
+
+def test_padding_may_hold_any_number():
+    X = ol.inputs.sphere(30, 5, 4, seed=1)
+    y = X[:, 1:4, 0].mean(axis=1)
+    mask = np.ones((30, 5), dtype=bool)
+    mask[:, 4] = False
+    padded = X.copy()
+    padded[:, 4] = 1e200
+    for model in (
+        ol.AttentionKernelRidge(bias=1.0),
+        ol.RandomFeatureAttention(5, depth=2, random_state=0),
+        ol.RandomFeatureMLP(20, random_state=0),
+    ):
+        expected = model.fit(X[:, :4], y).predict(X[:, :4])
+        if not isinstance(model, ol.RandomFeatureMLP):  # which reads one place more
+            found = model.fit(padded, y, mask=mask).predict(padded, mask=mask)
+            np.testing.assert_allclose(found, expected, atol=1e-12)
+        assert np.isfinite(model.fit(padded, y, mask=mask).predict(padded, mask=mask)).all()
+    target = ol.targets.average_power(2, 4)
+    np.testing.assert_allclose(target(padded, mask=mask), target(X[:, :4]), atol=1e-15)
+
+
+def test_gradients_do_not_leak_into_a_model():
+    torch = pytest.importorskip("torch")
+    X = torch.tensor(ol.inputs.sphere(30, 5, 4, seed=1), requires_grad=True)
+    y = torch.ones(30, dtype=torch.float64).cumsum(0).requires_grad_()
+    weight = torch.ones(30, dtype=torch.float64, requires_grad=True)
+    model = ol.RandomFeatureAttention(5, random_state=0).fit(X, y, sample_weight=weight)
+    assert not model.coef_.requires_grad
+    assert not model.predict(X).requires_grad
+    assert model.score(X, y) <= 1
+    assert ol.AttentionKernelRidge().fit(X, y).score(X, y) <= 1
+
+
+def test_masked_arrays_are_refused():
+    X = np.ma.array(ol.inputs.sphere(30, 5, 4, seed=1))
+    for examples in (X, X[:, 0]):
+        with pytest.raises(TypeError, match="X is a masked array, expected a plain one, with mask"):
+            ol.RandomFeatureAttention(5).fit(examples, np.ones(30))
+
+
+def test_fits_side_by_side_leave_blas_its_threads():
+    X = ol.inputs.sphere(300, 5, 4, seed=1)
+    y = X[:, 1:, 0].mean(axis=1)
+    expected = ol.RandomFeatureAttention(20, random_state=0).fit(X, y).predict(X)
+    before = [pool["num_threads"] for pool in threadpool_info()]
+
+    def fitted(_):
+        return ol.RandomFeatureAttention(20, random_state=0).fit(X, y).predict(X)
+
+    with ThreadPoolExecutor(3) as pool:
+        for found in pool.map(fitted, range(12)):
+            np.testing.assert_allclose(found, expected, atol=1e-9)
+    assert [pool["num_threads"] for pool in threadpool_info()] == before
+
+
+@pytest.mark.parametrize("size", [1e-170, 1e160])
+def test_leave_one_out_does_not_mind_the_size_of_targets(size):
+    X = ol.inputs.sphere(40, 5, 4, seed=1)
+    y = X[:, 1:, 0].mean(axis=1)
+    for heads in (3, 20):
+        model = ol.RandomFeatureAttention(heads, alpha="loo", random_state=0)
+        assert model.fit(X, size * y).alpha_ == pytest.approx(model.fit(X, y).alpha_)
+
+
+def test_of_equally_good_penalties_the_largest_is_chosen():
+    X = ol.inputs.sphere(20, 5, 4, seed=1)
+    model = ol.RandomFeatureAttention(20, alpha="loo", random_state=0)
+    largest = [model.fit(X, np.zeros(20)).alpha_, model.fit(X, np.ones(20)).alpha_]
+    assert largest[0] > 1 > largest[1]

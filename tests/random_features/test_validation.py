@@ -129,7 +129,11 @@ def test_a_network_needs_no_key():
 
 
 BAD_MASKS = {
-    "no query": (X, masked(1, 2), "mask leaves example 0 without its query (token 0)"),
+    "no query": (
+        X,
+        masked(1, 2),
+        "mask leaves example 0 without its query, expected True for token 0",
+    ),
     "no token": (X, masked(), "mask leaves example 0 without a token, expected at least one True"),
     "shape": (X, np.ones((12, 3)), "mask has shape (12, 3), expected (12, 4): one entry per token"),
     "numbers": (X, np.full((12, 4), 2), "mask has entries other than 0 and 1, expected Booleans"),
@@ -331,8 +335,8 @@ BAD_PARAMETERS = [
         ValueError,
         "bias has 16 NaN or infinite entries, expected",
     ),
-    ({"bias": "identity"}, TypeError, "expected real numbers"),
-    ({"bias": None}, TypeError, "bias has dtype object, expected real numbers"),
+    ({"bias": "identity"}, TypeError, "bias is 'identity', expected a number or a square matrix"),
+    ({"bias": None}, TypeError, "bias is None, expected a number or a square matrix"),
     (
         {"random_state": -1},
         ValueError,

@@ -75,10 +75,7 @@ class AttentionMap:
         return 2 * self.unit + tokens
 
     def prepare(self, tokens: Array, mask: Array | None) -> Prepared:
-        """Tokens (b, T, d) and their mask (b, T), ready for any of the heads."""
-        if mask is not None and self.hidden:  # frozen layers square what padding may hold
-            xp = arrays.namespace(tokens)
-            tokens = xp.where(mask[:, :, None], tokens, arrays.zeros((1, 1, 1), tokens))
+        """Tokens (b, T, d), finite also where their mask (b, T) is False, for any of the heads."""
         tokens = self.positions(tokens)
         for layer in self.hidden:
             tokens = _through(layer, tokens, mask)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 
-from onelayer import arrays
+from onelayer import arrays, checks
 from onelayer.random_features import validation
 from onelayer.random_features.estimators import Regressor
 from onelayer.random_features.sets import Sets
@@ -32,7 +32,8 @@ class LearningCurve:
         >>> curve.samples_needed(0.1).round(6)
         array([31.622777])
         """
-        return np.array([_crossing(self.sizes, column, error) for column in self.test_error.T])
+        level = checks.positive_number(error, "error")
+        return np.array([_crossing(self.sizes, column, level) for column in self.test_error.T])
 
 
 def learning_curve(
@@ -51,8 +52,8 @@ def learning_curve(
     The error is the mean squared error over the variance of the target on the test set: 1 is what
     the best constant reaches. Sizes ascend; y is (n,) or (n, targets), and all targets come at
     once; X and X_test, with `mask` and `mask_test`, take any form that the estimator takes. The
-    features are drawn once, so that the result is that of fitting at every size with the same
-    `random_state`. What the sizes share is computed once: the Gram matrix and, for a given alpha
+    features are drawn once, for X, so that the result is that of fitting at every size with the
+    same `random_state` (if the longest set is among the first, where features depend on it). What the sizes share is computed once: the Gram matrix and, for a given alpha
     and up to as many examples as features, its factor. The estimator is not changed, and tells its
     callbacks how far it is.
 

@@ -72,6 +72,11 @@ class _Ridge(CallbackSupportMixin, BaseEstimator):
         """y as numbers, (n,) or (n, t)."""
         return validation.as_targets(y, sets)
 
+    def _forget(self) -> None:
+        """Unlearn what was fitted: a fit that fails half-way is not to leave half of another."""
+        for name in ("coef_", "dual_coef_", "classes_", "alpha_"):
+            self.__dict__.pop(name, None)
+
     def _problem(self, X: Any, y: Any, mask: Any, sample_weight: Any = None) -> Problem:
         alpha = validation.as_alpha(self.alpha)
         sets = self._sets(X, mask, reset=True)
@@ -102,8 +107,10 @@ class _Ridge(CallbackSupportMixin, BaseEstimator):
         return self.coef_[:, None] if self.coef_.ndim == 1 else self.coef_.T
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, mask: Any) -> None:
+        self._forget()
         problem = self._problem(X, y, mask, sample_weight)
         ((coefficients, alphas),) = self._solve(problem, [len(problem.sets)], "fit")
+        validation.check_no_overflow(coefficients, "features", problem.sets)
         self._flat = problem.flat
         self.alpha_ = float(alphas[0]) if problem.flat else alphas
         self._keep(coefficients, problem.flat)
@@ -113,6 +120,7 @@ class _Ridge(CallbackSupportMixin, BaseEstimator):
         sets = self._sets(X, mask, reset=False)
         validation.check_same_place(self, method, sets, coefficients)
         (predictions,) = self._model.predict(sets, [coefficients])
+        validation.check_no_overflow(predictions, "predictions", sets)
         return predictions[:, 0] if self._flat else predictions
 
     def __sklearn_tags__(self) -> Tags:
@@ -136,7 +144,8 @@ class Regressor(RegressorMixin, _Ridge):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> float:
         """The coefficient of determination R² of the predictions."""
-        return float(r2_score(y, self.predict(X, mask=mask), sample_weight=sample_weight))
+        predicted = arrays.to_numpy(self.predict(X, mask=mask))
+        return float(r2_score(validation.in_numpy(y), predicted, sample_weight=sample_weight))
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -320,7 +329,8 @@ class RandomFeatureAttentionClassifier(ClassifierMixin, _AttentionRidge):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> float:
         """The share of right predictions."""
-        return float(accuracy_score(y, self.predict(X, mask=mask), sample_weight=sample_weight))
+        predicted = arrays.to_numpy(self.predict(X, mask=mask))
+        return float(accuracy_score(validation.in_numpy(y), predicted, sample_weight=sample_weight))
 
 
 class AttentionFeatures(TransformerMixin, BaseEstimator):
@@ -357,6 +367,7 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any = None, mask: Any = None) -> Self:  # noqa: ARG002
         """Draw the heads for tokens like those of X."""
+        self.__dict__.pop("n_features_out_", None)  # a fit that fails leaves nothing fitted
         sets = validation.as_sets(self, X, mask, reset=True)
         self._map = _draw_attention(self, sets).like(sets.sample)
         self.n_features_out_ = self._map.size
@@ -371,7 +382,9 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):
         check_is_fitted(self, "n_features_out_")
         sets = validation.as_sets(self, X, mask, reset=False)
         validation.check_same_place(self, "transform", sets, self._map.weights)
-        return Design(self._map, sets).by_rows(slice(0, len(sets)))
+        features = Design(self._map, sets).by_rows(slice(0, len(sets)))
+        validation.check_no_overflow(features, "features", sets)
+        return features
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray[Any, Any]:
         """A name for every feature: its head, and the coordinate of the token that it weighs."""

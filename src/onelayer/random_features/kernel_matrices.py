@@ -43,7 +43,9 @@ def attention_kernel(
     (20,)
     """
     sets, others = _both(X, mask, Z, Z_mask, least_tokens=2)
-    return attention_matrix(sets, others, kernel_bias(bias, sets))
+    matrix = attention_matrix(sets, others, kernel_bias(bias, sets))
+    validation.check_no_overflow(matrix, "kernels", sets)
+    return matrix
 
 
 def mlp_kernel(X: Any, Z: Any = None, mask: Any = None, Z_mask: Any = None) -> Matrix:
@@ -70,7 +72,9 @@ def mlp_kernel(X: Any, Z: Any = None, mask: Any = None, Z_mask: Any = None) -> M
         )
         return kernels.mlp_kernel_block(flat, others_flat, std=(tokens + 1) ** -0.5)
 
-    return kernels.gram(len(sets), None if others is None else len(others), block)
+    matrix = kernels.gram(len(sets), None if others is None else len(others), block)
+    validation.check_no_overflow(matrix, "kernels", sets)
+    return matrix
 
 
 def attention_matrix(
@@ -94,23 +98,23 @@ def kernel_bias(bias: Any, sets: Sets) -> Matrix | None:
 
 
 def _both(X: Any, mask: Any, Z: Any, Z_mask: Any, least_tokens: int) -> tuple[Sets, Sets | None]:
-    sets = _checked(X, mask, least_tokens)
+    sets = _checked(X, mask, least_tokens, "X")
     if Z is None:
         if Z_mask is not None:
             raise ValueError("Z_mask was given without Z, expected examples Z for a mask of theirs")
         return sets, None
-    others = _checked(Z, Z_mask, least_tokens)
+    others = _checked(Z, Z_mask, least_tokens, "Z")
     if others.dim != sets.dim:
         raise ValueError(f"Z has tokens of dimension {others.dim}, expected {sets.dim} as X has")
     return sets, others
 
 
-def _checked(X: Any, mask: Any, least_tokens: int) -> Sets:
+def _checked(X: Any, mask: Any, least_tokens: int, name: str) -> Sets:
     X = validation.in_numpy(X)
     if is_collection_of_sets(X):
-        return as_sets(X, mask, least_tokens)
+        return as_sets(X, mask, least_tokens, name)
     validation.refuse_mask_of_rows(mask)
-    return single_tokens(check_array(X, dtype=np.float64), least_tokens)
+    return single_tokens(check_array(X, dtype=np.float64, input_name=name), least_tokens)
 
 
 def _plain(sets: Sets, part: slice) -> tuple[Matrix, Matrix | None]:

@@ -33,9 +33,10 @@ def by_kernel(kernel: Array, targets: Array) -> Found:
     inverse = _inverse(values, path)
     rotated = arrays.transpose(vectors) @ targets
     diagonal = (vectors * vectors) @ inverse
+    size = _size(targets)
     errors = []
     for i in range(path.size):
-        left_out = vectors @ (rotated * inverse[:, i, None]) / diagonal[:, i, None]
+        left_out = vectors @ (rotated * inverse[:, i, None]) / diagonal[:, i, None] / size
         errors.append(arrays.to_numpy(xp.sum(left_out * left_out, axis=0)))
     return _with_the_best(values, vectors, rotated, path, np.stack(errors))
 
@@ -49,6 +50,7 @@ def by_features(
     path = _path(values)
     inverse = _inverse(values, path)
     rotated = arrays.transpose(vectors) @ moments
+    size = _size(targets)
     errors = np.zeros((path.size, targets.shape[1]))
     for part in panels:
         turned = design.by_rows(part) @ vectors
@@ -58,9 +60,16 @@ def by_features(
         )
         for i in range(path.size):
             fitted = turned @ (rotated * inverse[:, i, None])
-            left_out = (targets[part, :] - fitted) / free[:, i, None]
+            left_out = (targets[part, :] - fitted) / free[:, i, None] / size
             errors[i] += arrays.to_numpy(xp.sum(left_out * left_out, axis=0))
     return _with_the_best(values, vectors, rotated, path, errors)
+
+
+def _size(targets: Array) -> Array:
+    """The largest value of every target, so that no square overflows; 1 where all are zero."""
+    xp = arrays.namespace(targets)
+    largest = xp.max(xp.abs(targets), axis=0)
+    return xp.where(largest > 0, largest, xp.ones_like(largest))
 
 
 def _path(values: Array) -> np.ndarray[Any, Any]:
@@ -85,6 +94,10 @@ def _with_the_best(
     path: np.ndarray[Any, Any],
     errors: np.ndarray[Any, Any],
 ) -> Found:
-    """The coefficients of the α of least error (alphas, t) for every target."""
-    alphas = path[np.argmin(errors, axis=0)]
+    """The coefficients of the α of least error (alphas, t) for every target.
+
+    Of several that are as good, the largest: which of them rounding favours must not matter.
+    """
+    as_good = errors <= errors.min(axis=0) * (1 + 1e-9)
+    alphas = path[path.size - 1 - np.argmax(as_good[::-1], axis=0)]
     return vectors @ (rotated * _inverse(values, alphas)), alphas

@@ -31,7 +31,8 @@ class Positions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        kind: object = self.kind  # users may pass anything
+        if not isinstance(kind, str | None) or kind not in KINDS:
             expected = ", ".join(map(repr, KINDS))
             raise ValueError(f"positions is {self.kind!r}, expected one of {expected}")
         if self.kind == "sinusoidal" and self.dim < 2:

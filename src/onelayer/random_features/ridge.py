@@ -30,6 +30,7 @@ from onelayer.random_features.progress import Track, untracked
 Alpha = float | None  # None: chosen by leave-one-out
 
 _MIXED_FROM = 2e10  # operations: what takes fewer is done in float64 at once
+_LARGEST_ALPHA = 1e30  # that float32 has room for
 
 
 def solve_features(
@@ -55,7 +56,7 @@ def solve_kernel(kernel: Array, targets: Array, alpha: Alpha, sizes: Sequence[in
         return [leave_one_out.by_kernel(kernel[:s, :s], targets[:s, :]) for s in sizes]
     lower = _factor(kernel, alpha)
     if lower is None:  # perhaps only the largest problems are singular
-        return [_solve_one(kernel[:s, :s], targets[:s, :], alpha) for s in sizes]
+        return [_solve_one(kernel[:s, :s], targets[:s, :], alpha, scaled=True) for s in sizes]
     columns = Columns(sizes, targets.shape[1])
     solved = nested.solve(lower, columns.spread([targets[:s, :] for s in sizes]), columns)
     dual = [c[:s, :] for s, c in zip(sizes, columns.split(solved), strict=True)]
@@ -74,12 +75,12 @@ def _factor(matrix: Array, alpha: float) -> Array | None:
     lower = arrays.cholesky(shifted)
     if lower is None:
         return None
-    pivots = xp.linalg.diagonal(lower) ** 2
-    noise = matrix.shape[0] * arrays.epsilon(matrix)
-    return lower if float(xp.min(pivots)) > noise * float(xp.max(pivots)) else None
+    # A pivot is what is left of its diagonal entry: no row's own scale can hide or feign a loss.
+    left = xp.linalg.diagonal(lower) ** 2 / (xp.linalg.diagonal(matrix) + alpha)
+    return lower if float(xp.min(left)) > matrix.shape[0] * arrays.epsilon(matrix) else None
 
 
-def _solve_one(matrix: Array, right: Array, alpha: float) -> Found:
+def _solve_one(matrix: Array, right: Array, alpha: float, scaled: bool = False) -> Found:
     """(matrix + α)⁻¹ right, or the smallest solution and a warning where that is singular."""
     chosen = np.full(right.shape[1], alpha)
     lower = _factor(matrix, alpha)
@@ -92,11 +93,28 @@ def _solve_one(matrix: Array, right: Array, alpha: float) -> Found:
         LinAlgWarning,
         stacklevel=2,
     )
+    return _smallest(matrix, right, alpha, scaled), chosen
+
+
+def _smallest(matrix: Array, right: Array, alpha: float, scaled: bool) -> Array:
+    """(matrix + α)⁺ right, perhaps with rows and columns scaled to a diagonal of ones.
+
+    That is for kernels: an example far larger than the others would leave no digits for them. All
+    solutions c give the same weights Φᵀ c there. For products of features it would change which
+    of many weights are the smallest.
+    """
     xp = arrays.namespace(matrix)
-    values, vectors = arrays.eigh(matrix)
+    shifted = xp.asarray(matrix, copy=True)
+    arrays.add_to_diagonal(shifted, alpha)
+    diagonal = xp.linalg.diagonal(shifted)
+    scale = xp.ones_like(diagonal)
+    if scaled:
+        scale = xp.where(diagonal > 0, diagonal, scale) ** -0.5
+    values, vectors = arrays.eigh(shifted * scale[:, None] * scale[None, :])
     noise = matrix.shape[0] * arrays.epsilon(matrix) * float(values[-1])
-    safe = xp.where(values + alpha > noise, values + alpha, xp.inf * xp.ones_like(values))
-    return vectors @ ((arrays.transpose(vectors) @ right) / safe[:, None]), chosen
+    safe = xp.where(values > noise, values, xp.inf * xp.ones_like(values))
+    rotated = arrays.transpose(vectors) @ (right * scale[:, None])
+    return scale[:, None] * (vectors @ (rotated / safe[:, None]))
 
 
 # From features, by n x n products
@@ -105,7 +123,8 @@ def _solve_one(matrix: Array, right: Array, alpha: float) -> Found:
 def _by_kernel(
     design: Design, targets: Array, alpha: Alpha, sizes: Sequence[int], track: Track
 ) -> list[Found]:
-    if alpha is not None and design.rows**2 * design.columns >= _MIXED_FROM:
+    large = design.rows**2 * design.columns >= _MIXED_FROM
+    if alpha is not None and large and alpha < _LARGEST_ALPHA:
         settled = mixed.solve(design, targets, alpha, sizes, track)
         if settled is not None:
             return _paired(settled, [np.full(targets.shape[1], alpha)] * len(sizes))

@@ -46,11 +46,18 @@ class Sets:
         return replace(self, tokens=self.tokens[:count, ...], mask=mask)
 
     def block(self, part: slice) -> tuple[Array, Array | None]:
-        """Tokens (b, T, d) in floating point and their mask (b, T), None where all are there."""
+        """Tokens (b, T, d) in floating point, zero where there are none, and their mask (b, T).
+
+        The mask is None where all tokens are there.
+        """
         if isinstance(self.tokens, list):
             return _padded(self.tokens[part])
-        mask = None if self.mask is None else self.mask[part, ...]
-        return arrays.detached(arrays.floating(self.tokens[part, ...])), mask
+        tokens = arrays.detached(arrays.floating(self.tokens[part, ...]))
+        if self.mask is None:
+            return tokens, None
+        mask = self.mask[part, ...]
+        xp = arrays.namespace(tokens)  # whatever padding holds, nothing is to be computed from it
+        return xp.where(mask[:, :, None], tokens, arrays.zeros((1, 1, 1), tokens)), mask
 
 
 def is_collection_of_sets(X: Any) -> bool:
@@ -67,11 +74,20 @@ def as_sets(X: Any, mask: Any = None, least_tokens: int = 2, name: str = "X") ->
     >>> len(sets), sets.dim, sets.longest
     (2, 2, 5)
     """
+    refuse_masked_array(X, name)
     if arrays.is_array(X) and not _holds_objects(X):
         return _from_array(X, mask, least_tokens, name)
     if mask is not None:
         raise ValueError("mask was given with a list of arrays, expected an array for a mask")
     return _from_list(X, least_tokens, name)
+
+
+def refuse_masked_array(X: Any, name: str) -> None:
+    """Entries that are missing from tokens mean nothing here."""
+    if isinstance(X, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is a masked array, expected a plain one, with mask= for tokens not there"
+        )
 
 
 def single_tokens(X: Array, tokens: int = 2) -> Sets:
@@ -104,7 +120,9 @@ def _checked_mask(mask: Any, X: Array, least_tokens: int) -> Array | None:
     checked = checks.key_mask(mask, X)
     xp = arrays.namespace(checked)
     there = xp.astype(checked, xp.int64)
-    _refuse_example(there[:, 0] == 0, "mask leaves example {} without its query (token 0)")
+    _refuse_example(
+        there[:, 0] == 0, "mask leaves example {} without its query, expected True for token 0"
+    )
     _refuse_example(
         xp.sum(there, axis=1) < least_tokens,
         "mask leaves example {} without a key, expected at least one True after the query",

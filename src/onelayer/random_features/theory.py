@@ -145,9 +145,16 @@ def _of_degree(model: str, degree: int, dim: int | None, keys: int | None) -> fl
         )
     size = _needed(dim, "dim", "a degree alone does not tell it")
     if model == "rfa":
-        return float((4 * size) ** power)
-    count = _needed(keys, "keys", "the bound of 'rfmlp' grows with it")
-    return float(((count + 2) * size) ** power)
+        return _power(4 * size, power)
+    return _power((_needed(keys, "keys", "the bound of 'rfmlp' grows with it") + 2) * size, power)
+
+
+def _power(base: int, power: int) -> float:
+    """Infinite where it is too large for a float."""
+    try:
+        return float(base**power)
+    except OverflowError:
+        return math.inf
 
 
 def _known(model: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
-from onelayer import arrays, checks
+from onelayer import arrays, blocks, checks
 from onelayer.arrays import Array
 from onelayer.random_features import sets as sets_module
 from onelayer.random_features.ridge import Alpha
@@ -26,6 +26,7 @@ def as_sets(
 
     A row of a two-dimensional X is one token and counts as `single` tokens.
     """
+    sets_module.refuse_masked_array(X, name)
     if sets_module.is_collection_of_sets(X):
         found = sets_module.as_sets(X, mask, least_tokens=single, name=name)
     else:
@@ -83,7 +84,7 @@ def as_targets(y: Any, examples: Sets, name: str = "y") -> Array:
     if targets.ndim not in (1, 2):
         raise ValueError(f"{name} has shape {tuple(targets.shape)}, expected (n,) or (n, targets)")
     _check_rows(targets, examples, name)
-    return arrays.double(arrays.beside(targets, examples.sample))
+    return arrays.double(arrays.beside(arrays.detached(targets), examples.sample))
 
 
 def as_classes(y: Any, examples: Sets) -> tuple[Array, np.ndarray[Any, Any]]:
@@ -122,6 +123,19 @@ def _check_rows(y: Array, examples: Sets, name: str) -> None:
         )
 
 
+def check_no_overflow(values: Array, what: str, examples: Sets) -> None:
+    """Refuse tokens so large that what is computed from them has no place in its dtype."""
+    xp = arrays.namespace(values)
+    if bool(xp.all(xp.isfinite(values))):
+        return
+    parts = blocks.slices(len(examples), 8 * examples.longest * examples.dim)
+    largest = max(float(xp.max(xp.abs(examples.block(part)[0]))) for part in parts)
+    raise ValueError(
+        f"{what} overflow in {examples.sample.dtype}: X has entries up to {largest:.3g}, "
+        "expected tokens of about unit norm"
+    )
+
+
 def as_row_scale(sample_weight: Any, examples: Sets) -> Array | None:
     """The root of the weights: rows times it make weighted least squares plain ones."""
     if sample_weight is None:
@@ -129,7 +143,8 @@ def as_row_scale(sample_weight: Any, examples: Sets) -> Array | None:
     n = len(examples)
     if isinstance(sample_weight, numbers.Real):
         sample_weight = np.full(n, float(sample_weight))
-    weight = arrays.beside(arrays.as_real(sample_weight, "sample_weight"), examples.sample)
+    weight = arrays.detached(arrays.as_real(sample_weight, "sample_weight"))
+    weight = arrays.beside(weight, examples.sample)
     xp = arrays.namespace(weight)
     if tuple(weight.shape) != (n,):
         raise ValueError(f"sample_weight has shape {tuple(weight.shape)}, expected {(n,)}")
@@ -156,6 +171,8 @@ def as_alpha(alpha: Any) -> Alpha:
 
 def as_bias(bias: Any) -> Any:
     """W_0: a finite number, or a square matrix of them."""
+    if bias is None or isinstance(bias, str):
+        raise TypeError(f"bias is {bias!r}, expected a number or a square matrix")
     if isinstance(bias, numbers.Real):
         if not math.isfinite(bias):
             raise ValueError(f"bias is {bias!r}, expected a finite number or a matrix")
@@ -166,8 +183,10 @@ def as_bias(bias: Any) -> Any:
     return matrix
 
 
-def as_sizes(sizes: Sequence[int], examples: Sets) -> list[int]:
+def as_sizes(sizes: Any, examples: Sets) -> list[int]:
     """Sample sizes, which ascend from at least 1 to at most the number of examples."""
+    if not isinstance(sizes, Iterable) or isinstance(sizes, str):
+        raise TypeError(f"sizes is {sizes!r}, expected a list of whole numbers")
     whole = [checks.positive_int(size, "a size") for size in sizes]
     if not whole or any(a >= b for a, b in pairwise(whole)):
         raise ValueError(f"sizes are {whole}, expected at least one, in ascending order")
