@@ -53,9 +53,10 @@ def learning_curve(
     the best constant reaches. Sizes ascend; y is (n,) or (n, targets), and all targets come at
     once; X and X_test, with `mask` and `mask_test`, take any form that the estimator takes. The
     features are drawn once, for X, so that the result is that of fitting at every size with the
-    same `random_state` (if the longest set is among the first, where features depend on it). What the sizes share is computed once: the Gram matrix and, for a given alpha
-    and up to as many examples as features, its factor. The estimator is not changed, and tells its
-    callbacks how far it is.
+    same `random_state` (if the longest set is among the first, where features depend on it). What
+    the sizes share is computed once: the Gram matrix and, for a given alpha and up to as many
+    examples as features, its factor. The estimator is not changed, and tells its callbacks how
+    far it is.
 
     >>> from onelayer import inputs
     >>> from onelayer.random_features.estimators import RandomFeatureAttention
