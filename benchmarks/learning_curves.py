@@ -91,7 +91,7 @@ def rows(name: str, options: argparse.Namespace, speed: Speed) -> Iterator[list[
     seconds, curve = timed(lambda: ol.learning_curve(model, *split(X, Y, options), sizes))
     peer, peer_curve = timed(lambda: per_size(model, *split(X, Y, options), sizes))
     gap = np.abs(curve.test_error / peer_curve - 1).max()
-    if gap > 1e-6:
+    if gap > 1e-8:
         raise SystemExit(f"{name}: errors differ from those of Ridge by {gap:.1e}")
     total = 0.0
     ours = stages(model, X[: options.largest], options, speed)

@@ -6,6 +6,7 @@ arrays themselves, so the same code runs on numpy arrays and on torch tensors, o
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from threading import Lock
@@ -184,6 +185,8 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     """The array as a numpy array on the CPU."""
     if array_api_compat.is_torch_array(array):
         array = array.detach().cpu()
+    elif array_api_compat.is_cupy_array(array):
+        array = array.get()
     elif is_array(array) and array_api_compat.is_array_api_strict_namespace(namespace(array)):
         array = array.to_device(namespace(array).Device("CPU_DEVICE"))
     return np.asarray(array)
@@ -314,9 +317,10 @@ def cholesky(matrix: Array) -> Array | None:
         factor, info = torch.linalg.cholesky_ex(matrix)
         return factor if int(info) == 0 else None
     try:
-        return namespace(matrix).linalg.cholesky(mirrored(matrix))
+        factor = namespace(matrix).linalg.cholesky(mirrored(matrix))
     except np.linalg.LinAlgError:
         return None
+    return factor if math.isfinite(factor[-1, -1]) else None  # not every backend raises
 
 
 def solve_lower(lower: Array, right: Array, transposed: bool = False) -> Array:
