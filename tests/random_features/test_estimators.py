@@ -575,6 +575,15 @@ def test_a_classifier_comes_back_from_a_pickle_to_the_bit():
     np.testing.assert_array_equal(again.predict(X), model.predict(X))
 
 
+def test_a_column_of_a_data_frame_may_hold_the_sets():
+    examples = ragged([2, 4, 3, 3, 2, 4], 3).examples
+    y = np.arange(6.0)
+    expected = attention().fit(examples, y).predict(examples)
+    frame = pd.DataFrame({"sets": pd.Series(examples, dtype=object)})
+    found = attention().fit(frame["sets"], y).predict(frame["sets"])
+    np.testing.assert_array_equal(found, expected)
+
+
 # What a hostile user does
 
 

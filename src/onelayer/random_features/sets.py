@@ -176,7 +176,9 @@ def _padded(examples: Sequence[Array]) -> tuple[Array, Array | None]:
 
 
 def _holds_objects(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.hasobject
+    """Whether the value is an array, or a column of a data frame, of Python objects."""
+    dtype = getattr(value, "dtype", None)
+    return isinstance(dtype, np.dtype) and dtype.hasobject
 
 
 def _axes(value: Any) -> int:
