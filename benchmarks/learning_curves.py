@@ -87,7 +87,7 @@ def rows(name: str, options: argparse.Namespace, speed: Speed) -> Iterator[list[
     """One row a stage, and one for the whole curve beside the peer."""
     X, Y = data(options)
     sizes = sizes_up_to(options.largest)
-    model = estimator(name, options)
+    model = estimator(name, options.heads, options.dim, options.alpha)
     seconds, curve = timed(lambda: ol.learning_curve(model, *split(X, Y, options), sizes))
     peer, peer_curve = timed(lambda: per_size(model, *split(X, Y, options), sizes))
     gap = np.abs(curve.test_error / peer_curve - 1).max()
@@ -176,12 +176,12 @@ def design_of(model: Regressor, X: np.ndarray[Any, Any]) -> Design:
     return Design(model._draw(sets).features, sets)
 
 
-def estimator(name: str, options: argparse.Namespace) -> Regressor:
+def estimator(name: str, heads: int, dim: int, alpha: float | str, seed: int = 0) -> Regressor:
     if name == "rfmlp":
-        features = options.heads * (options.dim + 1)
-        return ol.RandomFeatureMLP(features, alpha=options.alpha, random_state=0)
+        features = heads * (dim + 1)  # as many trained parameters
+        return ol.RandomFeatureMLP(features, alpha=alpha, random_state=seed)
     bias = 1.0 if name == "brfa" else 0.0
-    return ol.RandomFeatureAttention(options.heads, bias, alpha=options.alpha, random_state=0)
+    return ol.RandomFeatureAttention(heads, bias, alpha=alpha, random_state=seed)
 
 
 def data(options: argparse.Namespace) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -227,7 +227,8 @@ def peak_memory(name: str, options: argparse.Namespace) -> float:
 
 def print_peak_memory(options: argparse.Namespace) -> None:
     X, Y = data(options)
-    estimator(options.memory, options).fit(X[: options.largest], Y[: options.largest])
+    model = estimator(options.memory, options.heads, options.dim, options.alpha)
+    model.fit(X[: options.largest], Y[: options.largest])
     status = Path("/proc/self/status").read_text("utf-8")  # unlike getrusage, without its parent's
     print(int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1e6)
 

@@ -13,15 +13,14 @@ errors are relative to the variance of the target, sizes are geometric means ove
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import numpy as np
+from learning_curves import TEST_EXAMPLES, estimator
 from rich.console import Console
 from rich.table import Table
 
 import onelayer as ol
 
-TEST_EXAMPLES = 2000
 LINEAR, QUADRATIC = 0.1, 0.3  # the errors to reach on f_{1,1} and on f_{1,2}
 
 
@@ -92,18 +91,10 @@ def curves(
     for seed in range(options.seeds):
         X = ol.inputs.sphere(n + TEST_EXAMPLES, keys + 1, options.dim, seed=seed)
         Y = np.stack([target(X) for target in targets], axis=1)
-        model = estimator(name, options, seed + 1000)
+        model = estimator(name, options.heads, options.dim, "loo", seed + 1000)
         found.append(ol.learning_curve(model, X[:n], Y[:n], X[n:], Y[n:], sizes))
         Console(stderr=True, highlight=False).print(f"{name}, {keys} keys, seed {seed} done")
     return found
-
-
-def estimator(name: str, options: argparse.Namespace, seed: int) -> Any:
-    if name == "rfmlp":
-        features = options.heads * (options.dim + 1)  # as many trained parameters
-        return ol.RandomFeatureMLP(features, alpha="loo", random_state=seed)
-    bias = 1.0 if name == "brfa" else 0.0
-    return ol.RandomFeatureAttention(options.heads, bias, alpha="loo", random_state=seed)
 
 
 def geometric_mean(sizes: list[float]) -> float:

@@ -280,17 +280,17 @@ def test_alike_arrays_have_the_widest_dtype_and_the_place_of_the_first(xp_array,
 @each_precision
 def test_cast_takes_over_namespace_and_dtype(xp_array, dtype):
     reference = xp_array(np.ones(1, dtype=dtype))
-    array = arrays.cast(numbers(3), reference)
+    array = arrays.like(numbers(3), reference)
     assert arrays.namespace(array) is arrays.namespace(reference)
     assert array.dtype == reference.dtype
     np.testing.assert_array_equal(arrays.to_numpy(array), numbers(3).astype(dtype))
-    assert arrays.cast(array, reference) is array
+    assert arrays.like(array, reference) is array
 
 
 def test_arrays_travel_between_devices():
     strict = pytest.importorskip("array_api_strict")
     home, away = strict.asarray(numbers(3)), strict.Device("device1")
-    moved = arrays.cast(home, strict.ones(1, dtype=strict.float32, device=away))
+    moved = arrays.like(home, strict.ones(1, dtype=strict.float32, device=away))
     assert arrays.device(moved) == away
     assert moved.dtype == strict.float32
     np.testing.assert_array_equal(arrays.to_numpy(moved), numbers(3).astype("float32"))

@@ -73,9 +73,15 @@ def check_finite(array: Array, name: str) -> None:
     """Refuse NaN and infinite entries."""
     xp = namespace(array)
     may_be_infinite = xp.isdtype(array.dtype, "real floating") and array_api_compat.size(array)
-    if may_be_infinite and not _is_finite(array):
+    if may_be_infinite and not is_finite(array):
         bad = int(xp.sum(xp.astype(~xp.isfinite(array), xp.int64)))
         raise ValueError(f"{name} has {bad} NaN or infinite entries, expected finite numbers")
+
+
+def is_finite(array: Array) -> bool:
+    """Whether all entries are: NaN and infinity show in the extremes, which take no memory."""
+    xp = namespace(array)
+    return bool(xp.isfinite(xp.min(array)) & xp.isfinite(xp.max(array)))
 
 
 def floating(array: Array) -> Array:
@@ -192,10 +198,9 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     return np.asarray(array)
 
 
-def like(array: np.ndarray[Any, Any], reference: Array) -> Array:
-    """A numpy array in the namespace, on the device and with the dtype of `reference`."""
-    xp = namespace(reference)
-    return xp.asarray(_plain(array), dtype=reference.dtype, device=device(reference))
+def like(array: Array, reference: Array) -> Array:
+    """The array in the namespace, on the device and with the dtype of `reference`."""
+    return namespace(reference).astype(beside(array, reference), reference.dtype, copy=False)
 
 
 def beside(array: Array, reference: Array) -> Array:
@@ -203,11 +208,6 @@ def beside(array: Array, reference: Array) -> Array:
     if namespace(array) is namespace(reference) and device(array) == device(reference):
         return array
     return namespace(reference).asarray(_plain(array), device=device(reference))
-
-
-def cast(array: Array, reference: Array) -> Array:
-    """The array in the namespace, on the device and with the dtype of `reference`."""
-    return namespace(reference).astype(beside(array, reference), reference.dtype, copy=False)
 
 
 def device(array: Array) -> Any:
@@ -365,12 +365,6 @@ def _strips(size: int) -> list[slice]:
 
 def _is_numeric(array: Array) -> bool:
     return bool(namespace(array).isdtype(array.dtype, ("bool", "integral", "real floating")))
-
-
-def _is_finite(array: Array) -> bool:
-    """Whether all entries are: NaN and infinity show in the extremes, which take no memory."""
-    xp = namespace(array)
-    return bool(xp.isfinite(xp.min(array)) & xp.isfinite(xp.max(array)))
 
 
 def _plain(array: Array) -> np.ndarray[Any, Any]:

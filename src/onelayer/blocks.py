@@ -23,15 +23,17 @@ Result = TypeVar("Result")
 BLOCK_BYTES = 4 * 2**20
 
 
-def slices(n: int, bytes_per_example: int, block_bytes: int = BLOCK_BYTES) -> Iterator[slice]:
-    """Cut n examples into blocks of about `block_bytes`, at least one example each.
+def slices(
+    n: int, bytes_per_example: int, block_bytes: int = BLOCK_BYTES, start: int = 0
+) -> Iterator[slice]:
+    """Cut n examples, from `start` on, into blocks of about `block_bytes`, at least one each.
 
     >>> list(slices(5, bytes_per_example=100, block_bytes=200))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
     size = max(1, block_bytes // max(1, bytes_per_example))
-    for start in range(0, n, size):
-        yield slice(start, min(n, start + size))
+    for first in range(start, n, size):
+        yield slice(first, min(n, first + size))
 
 
 def map_over(blocks: Iterable[Block], term: Callable[[Block], Result]) -> list[Result]:

@@ -168,7 +168,7 @@ class AttentionLayer:
         """The same layer in the namespace, on the device and with the dtype of `reference`."""
 
         def convert(array: Array | None) -> Array | None:
-            return None if array is None else arrays.cast(array, reference)
+            return None if array is None else arrays.like(array, reference)
 
         return AttentionLayer(
             convert(self.attention),

@@ -34,7 +34,9 @@ def small_panels(monkeypatch, panel_bytes=500, block_bytes=300):
     """Panels of a few columns or rows, tiles of fewer, and chunks of one example."""
     cut = blocks.slices
     monkeypatch.setattr(design, "PANEL_BYTES", panel_bytes)
-    monkeypatch.setattr(blocks, "slices", lambda n, each, size=block_bytes: cut(n, each, size))
+    monkeypatch.setattr(
+        blocks, "slices", lambda n, each, size=block_bytes, start=0: cut(n, each, size, start)
+    )
 
 
 FORMS = {

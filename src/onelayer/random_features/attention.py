@@ -65,10 +65,10 @@ class AttentionMap:
     def like(self, reference: Array) -> AttentionMap:
         """The same map in the namespace, on the device and with the dtype of `reference`."""
         hidden = [
-            Hidden(arrays.cast(layer.heads, reference), arrays.cast(layer.mix, reference))
+            Hidden(arrays.like(layer.heads, reference), arrays.like(layer.mix, reference))
             for layer in self.hidden
         ]
-        return replace(self, weights=arrays.cast(self.weights, reference), hidden=tuple(hidden))
+        return replace(self, weights=arrays.like(self.weights, reference), hidden=tuple(hidden))
 
     def workspace(self, tokens: int) -> int:
         """The numbers in use for one head of one example while its features are computed."""

@@ -49,7 +49,7 @@ class Design:
         self.sample = sets.sample if sample is None else sample  # the kind and dtype of all panels
         self._map = feature_map.like(self.sample)
         self._sets = sets
-        self._row_scale = None if row_scale is None else arrays.cast(row_scale, self.sample)
+        self._row_scale = None if row_scale is None else arrays.like(row_scale, self.sample)
         self._prepared: list[tuple[slice, Any]] = []
         self._memory: Array | None = None
 
@@ -92,9 +92,9 @@ class Design:
         borders = sorted({0, *cuts, self.rows})
         per_example = arrays.itemsize(self.sample) * self.columns
         return [
-            slice(start + part.start, start + part.stop)
+            part
             for start, stop in pairwise(borders)
-            for part in blocks.slices(stop - start, per_example, PANEL_BYTES)
+            for part in blocks.slices(stop, per_example, PANEL_BYTES, start)
         ]
 
     def by_columns(self, part: slice) -> Array:
@@ -123,7 +123,7 @@ class Design:
     def product(self, weights: Array) -> Array:
         """Φ @ weights, (n, t)."""
         xp = arrays.namespace(self.sample)
-        weights = arrays.cast(weights, self.sample)
+        weights = arrays.like(weights, self.sample)
         parts = self.row_panels()
         return xp.concat(blocks.map_over(parts, lambda part: self.by_rows(part) @ weights), axis=0)
 
@@ -137,12 +137,11 @@ class Design:
     def _chunks(self, start: int, stop: int) -> list[slice]:
         """Examples few enough for their tokens to take a small part of a cache."""
         per_example = 32 * max(self._sets.longest * (self._sets.dim + 1), 1024)
-        parts = blocks.slices(stop - start, per_example)
-        return [slice(start + part.start, start + part.stop) for part in parts]
+        return list(blocks.slices(stop, per_example, start=start))
 
     def _prepare(self, rows: slice) -> Any:
         tokens, mask = self._sets.block(rows)
-        return self._map.prepare(arrays.cast(tokens, self.sample), mask)
+        return self._map.prepare(arrays.like(tokens, self.sample), mask)
 
     def _fill(self, panel: Array, rows: slice, prepared: Any, part: slice) -> None:
         """Columns `part` of Φ for the prepared examples, tile by tile, into rows of a panel."""

@@ -8,7 +8,6 @@ query. Numpy arrays and torch tensors are taken, and predictions are of the kind
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -24,9 +23,8 @@ from onelayer.random_features import attention, mlp, progress, validation
 from onelayer.random_features.design import Design
 from onelayer.random_features.kernel_matrices import kernel_bias
 from onelayer.random_features.leave_one_out import Found
-from onelayer.random_features.models import FeatureModel, KernelModel, Model
+from onelayer.random_features.models import FeatureModel, KernelModel, Model, Problem
 from onelayer.random_features.positions import Positions
-from onelayer.random_features.ridge import Alpha
 from onelayer.random_features.sets import Sets
 
 
@@ -38,18 +36,7 @@ def _draw_attention(estimator: Any, sets: Sets) -> attention.AttentionMap:
     rng = validation.generator(estimator.random_state)
     seed = int(rng.integers(2**63))
     encoding = Positions(estimator.positions, sets.dim, sets.longest, seed)
-    return attention.draw(heads, bias, encoding, depth, rng)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What a fit was asked for, checked: rows of targets and features are times `row_scale`."""
-
-    sets: Sets
-    targets: Array  # (n, t) in float64
-    flat: bool  # whether y had one axis
-    row_scale: Array | None
-    alpha: Alpha
+    return attention.draw(heads, bias, encoding, depth, rng).like(sets.sample)
 
 
 class _Ridge(CallbackSupportMixin, BaseEstimator):
@@ -90,12 +77,10 @@ class _Ridge(CallbackSupportMixin, BaseEstimator):
     @with_callbacks
     def _solve(self, problem: Problem, sizes: list[int], task: str) -> list[Found]:
         """Coefficients for the first examples, as many as each of the sizes says."""
-        last = sizes[-1]
-        sets, targets = problem.sets.first(last), problem.targets[:last, :]
-        scale = None if problem.row_scale is None else problem.row_scale[:last]
-        self._model = self._draw(sets)
+        problem = problem.first(sizes[-1])
+        self._model = self._draw(problem.sets)
         with progress.reporting(self, task) as track:
-            return self._model.solve(sets, targets, problem.alpha, sizes, scale, track)
+            return self._model.solve(problem, sizes, track)
 
     def _keep(self, coefficients: Array, flat: bool) -> None:
         """Keep coefficients (rows, targets) for prediction and for the eyes of users."""
@@ -173,7 +158,7 @@ class _AttentionRidge(_Ridge):
         self.random_state = random_state
 
     def _draw(self, sets: Sets) -> Model:
-        return FeatureModel(_draw_attention(self, sets).like(sets.sample))
+        return FeatureModel(_draw_attention(self, sets))
 
 
 class RandomFeatureAttention(Regressor, _AttentionRidge):
@@ -369,7 +354,7 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):
         """Draw the heads for tokens like those of X."""
         self.__dict__.pop("n_features_out_", None)  # a fit that fails leaves nothing fitted
         sets = validation.as_sets(self, X, mask, reset=True)
-        self._map = _draw_attention(self, sets).like(sets.sample)
+        self._map = _draw_attention(self, sets)
         self.n_features_out_ = self._map.size
         return self
 

@@ -35,7 +35,7 @@ class MLPMap:
 
     def like(self, reference: Array) -> MLPMap:
         """The same map in the namespace, on the device and with the dtype of `reference`."""
-        return replace(self, weights=arrays.cast(self.weights, reference))
+        return replace(self, weights=arrays.like(self.weights, reference))
 
     def workspace(self, tokens: int) -> int:  # noqa: ARG002 - the same for any number of tokens
         """The numbers in use for one neuron and one example while its feature is computed."""

@@ -8,7 +8,7 @@ the same way: `solve` gives coefficients for the first s examples for every s of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,18 +24,27 @@ from onelayer.random_features.ridge import Alpha
 from onelayer.random_features.sets import Sets
 
 
+@dataclass(frozen=True)
+class Problem:
+    """What a fit was asked for, checked: rows of targets and features are times `row_scale`."""
+
+    sets: Sets
+    targets: Array  # (n, t) in float64
+    flat: bool  # whether y had one axis
+    row_scale: Array | None
+    alpha: Alpha
+
+    def first(self, count: int) -> Problem:
+        """The same for the first examples."""
+        scale = None if self.row_scale is None else self.row_scale[:count]
+        first, targets = self.sets.first(count), self.targets[:count, :]
+        return replace(self, sets=first, targets=targets, row_scale=scale)
+
+
 class Model(Protocol):
     """What estimators and learning curves ask of a model."""
 
-    def solve(
-        self,
-        sets: Sets,
-        targets: Array,
-        alpha: Alpha,
-        sizes: Sequence[int],
-        row_scale: Array | None,
-        track: Track,
-    ) -> list[Found]: ...
+    def solve(self, problem: Problem, sizes: Sequence[int], track: Track) -> list[Found]: ...
 
     def predict(self, sets: Sets, coefficients: Sequence[Array]) -> list[Array]: ...
 
@@ -46,17 +55,9 @@ class FeatureModel:
 
     features: FeatureMap
 
-    def solve(
-        self,
-        sets: Sets,
-        targets: Array,
-        alpha: Alpha,
-        sizes: Sequence[int],
-        row_scale: Array | None,
-        track: Track,
-    ) -> list[Found]:
-        design = Design(self.features, sets, row_scale)
-        return ridge.solve_features(design, targets, alpha, sizes, track)
+    def solve(self, problem: Problem, sizes: Sequence[int], track: Track) -> list[Found]:
+        design = Design(self.features, problem.sets, problem.row_scale)
+        return ridge.solve_features(design, problem.targets, problem.alpha, sizes, track)
 
     def predict(self, sets: Sets, coefficients: Sequence[Array]) -> list[Array]:
         xp = arrays.namespace(coefficients[0])
@@ -75,21 +76,15 @@ class KernelModel:
     sets: Sets
     bias: np.ndarray[Any, Any] | None
 
-    def solve(
-        self,
-        sets: Sets,
-        targets: Array,
-        alpha: Alpha,
-        sizes: Sequence[int],
-        row_scale: Array | None,
-        track: Track,
-    ) -> list[Found]:
-        kernel = attention_matrix(sets, None, self.bias, track)
-        if row_scale is None:
-            return ridge.solve_kernel(kernel, targets, alpha, sizes)
-        kernel *= row_scale[:, None] * row_scale
-        found = ridge.solve_kernel(kernel, targets, alpha, sizes)
-        return [(dual * row_scale[: dual.shape[0], None], alphas) for dual, alphas in found]
+    def solve(self, problem: Problem, sizes: Sequence[int], track: Track) -> list[Found]:
+        kernel = attention_matrix(problem.sets, None, self.bias, track)
+        scale = problem.row_scale
+        if scale is not None:
+            kernel *= scale[:, None] * scale
+        found = ridge.solve_kernel(kernel, problem.targets, problem.alpha, sizes)
+        if scale is None:
+            return found
+        return [(dual * scale[: dual.shape[0], None], alphas) for dual, alphas in found]
 
     def predict(self, sets: Sets, coefficients: Sequence[Array]) -> list[Array]:
         kernel = attention_matrix(sets, self.sets, self.bias)

@@ -15,6 +15,8 @@ from itertools import pairwise
 from onelayer import arrays, blocks
 from onelayer.arrays import Array
 
+_PIECE = 512  # rows or columns of a panel that a thread takes at a time
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -57,7 +59,7 @@ class Columns:
             for rows, its in self._segments():
                 found[its, part] += few[its, rows] @ panel[rows, part]
 
-        blocks.run_over(_pieces(0, panel.shape[1]), fill, panel)
+        blocks.run_over(list(blocks.slices(panel.shape[1], 1, _PIECE)), fill, panel)
         return arrays.transpose(found)
 
     def add_fitted(self, fitted: Array, panel: Array, weights: Array) -> None:
@@ -70,7 +72,7 @@ class Columns:
         pieces = [
             (piece, its)
             for rows, its in self._segments()
-            for piece in _pieces(rows.start, rows.stop)
+            for piece in blocks.slices(rows.stop, 1, _PIECE, rows.start)
         ]
         blocks.run_over(pieces, fill, panel)
 
@@ -80,11 +82,6 @@ class Columns:
             (slice(start, stop), slice(i * self.targets, None))
             for i, (start, stop) in enumerate(pairwise([0, *self.sizes]))
         ]
-
-
-def _pieces(start: int, stop: int, size: int = 512) -> list[slice]:
-    """A range in pieces, for threads to share."""
-    return [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
 
 
 def solve(lower: Array, right: Array, columns: Columns) -> Array:
