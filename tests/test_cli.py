@@ -229,6 +229,129 @@ def test_time_that_runs_out_is_told(tmp_path, output):
     assert not output.exists()
 
 
+# Conditions
+
+
+def rows_of(table):
+    """The cells of a table's rows, by the first of them."""
+    lines = [line for line in table.splitlines() if line.startswith("│")]
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+    return {row[0]: row[1:] for row in cells}
+
+
+@pytest.fixture
+def sound(tmp_path):
+    """The file of a layer that meets all conditions."""
+    parts = np.stack([np.roll(np.diag([1.0, 0.9, 0.8, 0.7]), part, axis=0) for part in range(2)])
+    layer = AttentionLayer(2 * parts, parts * np.array([1.0, 0.5])[:, None, None])
+    layer.save(tmp_path / "sound.safetensors")
+    return tmp_path / "sound.safetensors"
+
+
+@pytest.fixture
+def unsound(tmp_path):
+    """The file of a layer that fails some."""
+    onelayer.hard_instance(parity=3, dim=5).save(tmp_path / "unsound.safetensors")
+    return tmp_path / "unsound.safetensors"
+
+
+def test_conditions_that_hold(sound):
+    result = run("conditions", sound)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert "Conditions of AttentionLayer(heads=2, dim=4, out_dim=4)" in result.stdout
+    assert "9 of 9 conditions hold." in result.stdout
+    found = onelayer.conditions(AttentionLayer.load(sound))
+    rows = rows_of(result.stdout)
+    assert list(rows) == list(found)
+    for name, condition in found.items():
+        sign = ">=" if condition.at_least else "<="
+        needed = f"{sign} {condition.needed:g}"
+        assert rows[name] == [f"{condition.measured:.3g}", needed, "yes", condition.meaning]
+
+
+def test_conditions_that_do_not_hold(unsound):
+    result = run("conditions", unsound)
+    assert result.exit_code == 1
+    found = onelayer.conditions(AttentionLayer.load(unsound))
+    rows = rows_of(result.stdout)
+    assert {name: row[2] == "yes" for name, row in rows.items()} == {
+        name: condition.holds for name, condition in found.items()
+    }
+    assert rows["effective rank"][:3] == ["1", ">= 2", "no"]
+    assert f"{sum(c.holds for c in found.values())} of 9 conditions hold." in result.stdout
+
+
+def test_conditions_beside_those_of_random_layers(unsound):
+    result = run("conditions", unsound, "--survey", 7, "--seed", 3)
+    assert result.exit_code == 1
+    assert result.stderr == ""
+    text = words(result.stdout)
+    assert "random: random:" in text
+    assert "median over 7 random layers of the same shape" in text
+    survey = onelayer.survey_conditions(3, 5, samples=7, seed=3, out_dim=1)
+    rows = rows_of(result.stdout)
+    assert list(rows) == list(survey)
+    for name, found in survey.items():
+        assert rows[name][3:5] == [f"{found.median:.3g}", f"{found.share:.0%}"]
+        assert len(rows[name]) == 6
+    assert run("conditions", unsound, "--survey", 7, "--seed", 3).stdout == result.stdout
+    assert run("conditions", unsound, "--survey", 7, "--seed", 4).stdout != result.stdout
+
+
+def test_a_narrow_screen_shows_numbers_and_names_whole(sound):
+    narrow = {**os.environ, "COLUMNS": "80"}
+    result = run_alone("conditions", sound, "--survey", 3, env=narrow)
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert "…" not in result.stdout
+    assert "projection independence" in result.stdout
+    assert "meaning" not in result.stdout
+    assert "meaning" in run_alone("conditions", sound, env=narrow).stdout
+
+
+def test_a_layer_that_was_recovered_can_be_judged(file, output):
+    assert run("recover", file, "-o", output, "--heads", 2).exit_code == 0
+    result = run("conditions", output)
+    assert result.exit_code in (0, 1)
+    assert rows_of(result.stdout)["scale"][0] == "2"
+
+
+def test_conditions_of_a_file_that_is_not_there(tmp_path):
+    path = tmp_path / "none.safetensors"
+    assert_refused(run("conditions", path), "No such file or directory", str(path))
+    assert_refused(run_alone("conditions", path), "No such file or directory")
+
+
+def test_conditions_of_a_folder(tmp_path):
+    assert_refused(run("conditions", tmp_path), str(tmp_path))
+
+
+def test_conditions_of_a_file_that_holds_no_layer(tmp_path, file, sound):
+    assert_refused(run("conditions", file), "is not a whole safetensors file")
+    sound.write_bytes(sound.read_bytes()[:-9])
+    assert_refused(run("conditions", sound), "is not a whole safetensors file")
+    safetensors.numpy.save_file({"X": np.ones(3)}, tmp_path / "other.safetensors")
+    assert_refused(
+        run("conditions", tmp_path / "other.safetensors"),
+        "is no onelayer file: it holds ['X'], expected 'attention' and 'projection'",
+    )
+    wrong = {"attention": np.ones((2, 3, 3)), "projection": np.ones((2, 4, 3))}
+    safetensors.numpy.save_file(wrong, tmp_path / "wrong.safetensors")
+    assert_refused(
+        run("conditions", tmp_path / "wrong.safetensors"),
+        "does not hold a valid layer: projection has shape (2, 4, 3), expected (2, 3, out_dim)",
+    )
+
+
+@pytest.mark.parametrize("option", [("--survey", 0), ("--survey", "many"), ("--seed", -1)])
+def test_conditions_refuse_what_cannot_be(sound, option):
+    result = run("conditions", sound, *option)
+    assert result.exit_code == 2
+    assert option[0] in result.stderr
+    assert result.stdout == ""
+
+
 # Refusals
 
 
@@ -411,20 +534,20 @@ def test_refusals_in_a_process_of_its_own_have_no_trace(tmp_path):
 # Interruption
 
 
-def test_interruption_ends_in_one_line_and_leaves_files_whole(tmp_path, output):
-    X = inputs.gaussian(2000, 4, 16)
-    Y = np.random.default_rng(1).standard_normal(X.shape)
-    file = npz(tmp_path / "noise.npz", X=X, Y=Y)
-    output.write_bytes(OTHER)
+def run_and_interrupt(sign, *arguments):
+    """Status, standard output and the words on standard error of a command that gets Ctrl-C.
+
+    It gets it once `sign` shows in its progress: the work is under way.
+    """
     process = subprocess.Popen(
-        command("recover", file, "-o", output, "--heads", 4, "--restarts", 10_000),
+        command(*arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "TTY_COMPATIBLE": "1", "TERM": "xterm"},  # so that progress is shown
     )
     try:
         shown = b""
-        while b"error" not in shown:  # the search is under way
+        while sign not in shown:
             part = process.stderr.read1(1024)
             assert part, "the process ended by itself"
             shown += part
@@ -433,9 +556,18 @@ def test_interruption_ends_in_one_line_and_leaves_files_whole(tmp_path, output):
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 130
+    return process.returncode, printed, words((shown + rest).decode())
+
+
+def test_interruption_ends_in_one_line_and_leaves_files_whole(tmp_path, output):
+    X = inputs.gaussian(2000, 4, 16)
+    Y = np.random.default_rng(1).standard_normal(X.shape)
+    file = npz(tmp_path / "noise.npz", X=X, Y=Y)
+    output.write_bytes(OTHER)
+    arguments = ("recover", file, "-o", output, "--heads", 4, "--restarts", 10_000)
+    status, printed, text = run_and_interrupt(b"error", *arguments)
+    assert status == 130
     assert printed == b""
-    text = words((shown + rest).decode())
     assert "Traceback" not in text
     assert text.count("onelayer: interrupted") == 1
     assert text.endswith("onelayer: interrupted; nothing was written")
@@ -455,6 +587,16 @@ def test_interruption_is_told_without_a_terminal_too(file, output, monkeypatch, 
     assert capsys.readouterr().err.strip() == "onelayer: interrupted; nothing was written"
 
 
+def test_interruption_of_a_survey(sound):
+    status, printed, text = run_and_interrupt(
+        b"of 1000000 random layers measured", "conditions", sound, "--survey", 1_000_000
+    )
+    assert status == 130
+    assert printed == b""
+    assert "Traceback" not in text
+    assert text.endswith("onelayer: interrupted")
+
+
 # Help
 
 
@@ -469,6 +611,7 @@ def test_help_names_the_commands(arguments):
     text = words(run(*arguments).output)
     assert "recover" in text
     assert "demo" in text
+    assert "conditions" in text
 
 
 @pytest.mark.parametrize(
@@ -476,6 +619,7 @@ def test_help_names_the_commands(arguments):
     [
         ("demo", "onelayer demo --heads 4 --dim 16 --examples 400 --seed 3"),
         ("recover", "onelayer recover examples.npz --heads 8 -o layer.safetensors"),
+        ("conditions", "onelayer conditions layer.safetensors --survey 100"),
     ],
 )
 def test_help_shows_examples(name, example):

@@ -15,6 +15,13 @@ from onelayer.random_features.estimators import (
 )
 from onelayer.random_features.kernel_matrices import attention_kernel, mlp_kernel
 from onelayer.recovery.certificate import Certificate
+from onelayer.recovery.conditions import (
+    Condition,
+    ConditionSurvey,
+    conditions,
+    survey_conditions,
+)
+from onelayer.recovery.hard import hard_instance
 from onelayer.recovery.recover import Reason, Recovery, recover
 from onelayer.recovery.trace import TraceRow
 
@@ -25,6 +32,8 @@ __all__ = [
     "AttentionKernelRidge",
     "AttentionLayer",
     "Certificate",
+    "Condition",
+    "ConditionSurvey",
     "HeadMatch",
     "LearningCurve",
     "RandomFeatureAttention",
@@ -34,10 +43,13 @@ __all__ = [
     "Recovery",
     "TraceRow",
     "attention_kernel",
+    "conditions",
+    "hard_instance",
     "inputs",
     "learning_curve",
     "mlp_kernel",
     "recover",
+    "survey_conditions",
     "targets",
     "theory",
 ]

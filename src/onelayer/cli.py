@@ -1,4 +1,4 @@
-"""The command line: `onelayer demo` and `onelayer recover FILE`."""
+"""The command line: `onelayer demo`, `onelayer recover FILE` and `onelayer conditions FILE`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ import onelayer
 from onelayer import interchange
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import display
+from onelayer.recovery.conditions import (
+    Condition,
+    ConditionSurvey,
+    conditions,
+    survey_conditions,
+)
 from onelayer.recovery.recover import Recovery, recover
 
 app = typer.Typer(
@@ -27,6 +33,8 @@ app = typer.Typer(
 )
 out = Console()
 err = Console(stderr=True)
+
+_WIDE = 120  # columns of a screen that has room for every column of a table
 
 
 def main() -> None:
@@ -161,6 +169,91 @@ def recover_command(
     else:
         out.print("Nothing was written: the layer is not to be believed (--force writes it).")
     raise typer.Exit(0 if found.converged else 1)
+
+
+@app.command("conditions")
+def conditions_command(
+    file: Annotated[Path, typer.Argument(help="A layer that save() or onelayer recover wrote.")],
+    survey: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Compare with N random layers of the same shape, of full rank and scale 2.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random layers.")] = 0,
+) -> None:
+    """Show how far a layer meets the conditions under which layers provably can be learned.
+
+    The exit status is 0 if all of them hold, 1 if not and 2 if something is wrong with the call.
+
+    Examples:
+
+        onelayer conditions layer.safetensors
+
+        onelayer conditions layer.safetensors --survey 100
+    """
+    try:
+        layer = AttentionLayer.load(file)
+        found = conditions(layer)
+        surveys = {} if survey is None else _survey(layer, survey, seed)
+    except (ValueError, OSError) as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        _fail("interrupted", code=130)
+    out.print(_conditions_table(layer, found, surveys))
+    met = sum(condition.holds for condition in found.values())
+    out.print(f"{met} of {len(found)} conditions hold.", highlight=False)
+    if survey is not None:
+        out.print(
+            f"random: median over {survey} random layers of the same shape, and the share of them "
+            "that meets the condition.",
+            highlight=False,
+        )
+    raise typer.Exit(0 if met == len(found) else 1)
+
+
+def _survey(layer: AttentionLayer, samples: int, seed: int) -> dict[str, ConditionSurvey]:
+    """The conditions of random layers of the layer's shape, with a line of progress."""
+    with err.status("Drawing random layers") as status:
+        return survey_conditions(
+            layer.heads,
+            layer.dim,
+            samples=samples,
+            seed=seed,
+            scale=2.0,
+            out_dim=layer.out_dim,
+            progress=lambda done: status.update(f"{done} of {samples} random layers measured"),
+        )
+
+
+def _conditions_table(
+    layer: AttentionLayer, found: dict[str, Condition], surveys: dict[str, ConditionSurvey]
+) -> Table:
+    """One row a condition; where there are surveys, meanings are shown on wide screens only."""
+    with_meaning = not surveys or out.width >= _WIDE
+    table = Table(title=f"Conditions of {layer}", title_justify="left")
+    table.add_column("condition", no_wrap=True)
+    for column in ("measured", "needed"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("holds")
+    if surveys:
+        table.add_column("random:\nmedian", justify="right")
+        table.add_column("random:\nholds", justify="right")
+    if with_meaning:
+        table.add_column("meaning")
+    for name, condition in found.items():
+        cells = [
+            name,
+            f"{condition.measured:.3g}",
+            f"{'>=' if condition.at_least else '<='} {condition.needed:g}",
+            "[green]yes" if condition.holds else "[red]no",
+        ]
+        if surveys:
+            cells += [f"{surveys[name].median:.3g}", f"{surveys[name].share:.0%}"]
+        table.add_row(*cells, *[condition.meaning] * with_meaning)
+    return table
 
 
 def _read(path: Path) -> dict[str, Any]:

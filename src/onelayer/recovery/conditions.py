@@ -1,0 +1,236 @@
+"""How far a layer meets the conditions under which one can be learned from random examples.
+
+arXiv 2402.04084 proves that layers can be learned if they are not degenerate, in the senses that
+are measured here. Examples tell heads apart where their scores differ: each head's scores must
+spread ("scale") over many directions ("effective rank", "singular gap"), about as much in every
+head ("norm ratio"), and differently ("distance", "incoherence", "attention independence").
+Attention is read off an output through the sum of the projections, which must be invertible ("sum
+conditioning"), and the projections must not be interchangeable ("projection independence").
+
+The needed values are rules of thumb, not constants of the proof: a layer may fail some of them and
+be recovered all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from onelayer import arrays, checks
+from onelayer.arrays import Array
+from onelayer.inputs import Seed
+from onelayer.layer import AttentionLayer
+
+Matrix = np.ndarray[Any, Any]
+
+# What is asked of a layer: name, needed value, whether it is the least (or the most), meaning.
+_NEEDED = (
+    ("scale", 1.5, True, "norm of the weakest Θ: spread of its scores on Boolean inputs"),
+    ("distance", 0.5, True, "difference of the closest two Θ, over the larger norm"),
+    ("incoherence", 0.5, False, "cosine, without its sign, of the two most aligned Θ"),
+    ("norm ratio", 2.0, False, "norm of the strongest Θ over the weakest"),
+    ("effective rank", 2.0, True, "least (Frobenius norm / spectral norm)² of a Θ"),
+    ("singular gap", 1e-4, True, "closest two singular values of a Θ, over its largest"),
+    ("sum conditioning", 0.02, True, "least singular value of the sum of the W, over the largest"),
+    ("attention independence", 0.5, True, "least singular value of the Θ as unit vectors"),
+    ("projection independence", 0.3, True, "least singular value of the W as unit vectors"),
+)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition on a layer: `measured` is to be at least `needed`, or else at most.
+
+    >>> Condition(measured=1.7, needed=2.0, at_least=False, meaning="norm ratio").holds
+    True
+    """
+
+    measured: float
+    needed: float
+    at_least: bool
+    meaning: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the layer meets it."""
+        return bool(_meets(self.measured, self.needed, self.at_least))
+
+
+@dataclass(frozen=True, eq=False)
+class ConditionSurvey:
+    """One condition over many layers: `values` are the measured ones in ascending order."""
+
+    values: Matrix
+    needed: float
+    at_least: bool
+
+    @property
+    def share(self) -> float:
+        """The share of the layers that meet the condition."""
+        return float(np.mean(_meets(self.values, self.needed, self.at_least)))
+
+    @property
+    def median(self) -> float:
+        """The value that half of the layers do not exceed."""
+        return self.quantile(0.5)
+
+    def quantile(self, q: float) -> float:
+        """The smallest of the values that a share `q` of the layers does not exceed.
+
+        >>> ConditionSurvey(np.array([1.0, 2, 3, 4]), needed=2.0, at_least=True).quantile(0.75)
+        3.0
+        """
+        if not 0 <= q <= 1:
+            raise ValueError(f"q is {q!r}, expected a number from 0 to 1")
+        return float(np.quantile(self.values, q, method="inverted_cdf"))
+
+
+def conditions(layer: AttentionLayer) -> dict[str, Condition]:
+    """The conditions by name: what was measured, what is needed, whether it holds.
+
+    With m heads, Frobenius norms and inner products unless said otherwise:
+
+    - "scale": min |Θ_i|, on Boolean inputs the standard deviation of a score;
+    - "distance": min |Θ_i - Θ_j| / max(|Θ_i|, |Θ_j|), infinite for one head;
+    - "incoherence": max |<Θ_i, Θ_j>| / (|Θ_i| |Θ_j|), 0 for one head;
+    - "norm ratio": max |Θ_i| / min |Θ_i|;
+    - "effective rank": min |Θ_i|² / |Θ_i|²_op;
+    - "singular gap": min (σ_r - σ_{r+1}) / σ_1 over the singular values of each Θ_i;
+    - "sum conditioning": σ_min / σ_max of W = Σ W_i, of its min(d, e) singular values;
+    - "attention independence": σ_min of the m x d² matrix with rows vec(Θ_i) / |Θ_i|;
+    - "projection independence": the same for the W_i.
+
+    A ratio 0/0, which heads of norm 0 bring about, counts as a condition that fails. The paper's
+    layer has no biases: a key bias and an output bias are passed over.
+
+    >>> found = conditions(AttentionLayer.random(heads=4, dim=16, scale=2.0))
+    >>> round(found["scale"].measured, 9), found["scale"].holds
+    (2.0, True)
+    """
+    if not isinstance(layer, AttentionLayer):
+        raise TypeError(f"layer is a {type(layer).__name__}, expected an AttentionLayer")
+    measured = _measured(layer)
+    return {
+        name: Condition(measured[name], needed, at_least, meaning)
+        for name, needed, at_least, meaning in _NEEDED
+    }
+
+
+def survey_conditions(
+    heads: int,
+    dim: int,
+    rank: int | None = None,
+    samples: int = 100,
+    seed: Seed = 0,
+    *,
+    scale: float = 2.0,
+    out_dim: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, ConditionSurvey]:
+    """The conditions over `samples` random layers, all drawn from one generator.
+
+    `heads`, `dim`, `rank`, `scale` and `out_dim` are those of `AttentionLayer.random`; `progress`
+    is called after every layer with the number of layers measured so far.
+
+    >>> survey = survey_conditions(heads=2, dim=8, samples=20)
+    >>> survey["incoherence"].share
+    1.0
+    """
+    samples = checks.positive_int(samples, "samples")
+    if not (progress is None or callable(progress)):
+        raise TypeError(f"progress is {progress!r}, expected None or a function")
+    rng = np.random.default_rng(seed)
+    measured = []
+    for done in range(1, samples + 1):
+        layer = AttentionLayer.random(heads, dim, scale, rank, out_dim, seed=rng)
+        measured.append(_measured(layer))
+        if progress is not None:
+            progress(done)
+    return {
+        name: ConditionSurvey(np.sort([values[name] for values in measured]), needed, at_least)
+        for name, needed, at_least, _ in _NEEDED
+    }
+
+
+def _meets(measured: Any, needed: float, at_least: bool) -> Any:
+    return measured >= needed if at_least else measured <= needed
+
+
+def _measured(layer: AttentionLayer) -> dict[str, float]:
+    """The measured values by name."""
+    attention, largest = _relative(layer.attention)
+    projection, _ = _relative(layer.projection)
+    norms = np.linalg.norm(attention, axis=(1, 2))
+    spectra = np.linalg.svd(attention, compute_uv=False)
+    units = _unit_rows(attention)
+    total = np.linalg.svd(projection.sum(axis=0), compute_uv=False)
+    return {
+        "scale": largest * float(norms.min()),
+        "distance": _distance(attention, norms),
+        "incoherence": _incoherence(units),
+        "norm ratio": float(norms.max() / norms.min()) if norms.all() else math.inf,
+        "effective rank": float(np.min(norms / spectra[:, 0]) ** 2) if norms.all() else 0.0,
+        "singular gap": _singular_gap(spectra),
+        "sum conditioning": _ratio(total[-1], total[0]),
+        "attention independence": _independence(units),
+        "projection independence": _independence(_unit_rows(projection)),
+    }
+
+
+def _relative(matrices: Array) -> tuple[Matrix, float]:
+    """The matrices over their largest entry, so that no square of one overflows, and that entry."""
+    plain = arrays.to_numpy(matrices).astype(np.float64)
+    largest = float(np.abs(plain).max())
+    return (plain / largest if largest > 0 else plain), largest
+
+
+def _unit_rows(matrices: Matrix) -> Matrix:
+    """Each matrix as one row of length 1; zeros stay zeros."""
+    rows = matrices.reshape(len(matrices), -1)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    units: Matrix = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    return units
+
+
+def _distance(attention: Matrix, norms: Matrix) -> float:
+    return min(
+        (
+            _ratio(float(np.linalg.norm(attention[i] - attention[j])), max(norms[i], norms[j]))
+            for i, j in combinations(range(len(attention)), 2)
+        ),
+        default=math.inf,
+    )
+
+
+def _incoherence(units: Matrix) -> float:
+    """The largest cosine of two rows; 1 where one is zero, which is a multiple of every other."""
+    heads = len(units)
+    if heads > 1 and not units.any(axis=1).all():
+        return 1.0
+    cosines = np.abs(units @ units.T)[np.triu_indices(heads, k=1)]
+    return float(np.max(cosines, initial=0.0))
+
+
+def _singular_gap(spectra: Matrix) -> float:
+    """Of descending singular values, a row a head; infinite where there is only one of them."""
+    largest = spectra[:, :1]
+    if not largest.all():
+        return 0.0
+    return float(np.min((spectra[:, :-1] - spectra[:, 1:]) / largest, initial=np.inf))
+
+
+def _independence(rows: Matrix) -> float:
+    """The smallest singular value of the rows, 0 where there are more of them than columns."""
+    if len(rows) > rows.shape[1]:
+        return 0.0
+    return float(np.linalg.svd(rows, compute_uv=False)[-1])
+
+
+def _ratio(part: float, whole: float) -> float:
+    """part / whole, with 0/0 taken as 0."""
+    return float(part / whole) if whole > 0 else 0.0
