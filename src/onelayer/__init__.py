@@ -22,7 +22,8 @@ from onelayer.recovery.conditions import (
     survey_conditions,
 )
 from onelayer.recovery.hard import hard_instance
-from onelayer.recovery.recover import Reason, Recovery, recover
+from onelayer.recovery.reasons import Reason
+from onelayer.recovery.recover import Recovery, recover
 from onelayer.recovery.trace import TraceRow
 
 __version__ = version("onelayer")

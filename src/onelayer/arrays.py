@@ -257,6 +257,14 @@ def squared_norm(array: Array) -> float:
     return float(namespace(array).sum(array * array))
 
 
+def largest(array: Array) -> float:
+    """The largest absolute value of an entry, without a copy of the array."""
+    xp = namespace(array)
+    if array.dtype == xp.bool:
+        array = xp.astype(array, xp.int8)
+    return max(float(xp.max(array)), -float(xp.min(array)))
+
+
 def relu(array: Array) -> Array:
     """max(array, 0), in the array's own memory where the backend can."""
     if array_api_compat.is_numpy_array(array):

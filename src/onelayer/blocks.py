@@ -8,8 +8,9 @@ blocks, so that results repeat bit for bit.
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import reduce
 from typing import TypeVar
 
@@ -70,3 +71,40 @@ def run_over(blocks: Sequence[Block], work: Callable[[Block], None], reference: 
             return
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(work, blocks))
+
+
+def fold_over(
+    blocks: Iterable[Block],
+    work: Callable[[Block], Result],
+    merge: Callable[[Result, Result], Result],
+    reference: Array,
+) -> Result:
+    """The results of `work(block)` merged in the order of the blocks, few of them held at a time.
+
+    For numpy the work is done in threads, as in `run_over`.
+
+    >>> import numpy as np
+    >>> fold_over(["b", "c", "a"], str.upper, lambda all, new: all + new, np.zeros(1))
+    'BCA'
+    """
+    threads = arrays.blas_threads(reference)
+    with arrays.calm_threads(0):
+        if threads <= 1:
+            return reduce(merge, map(work, blocks))
+        with ThreadPoolExecutor(threads) as pool:
+            return reduce(merge, _in_order(pool, blocks, work, 2 * threads))
+
+
+def _in_order(
+    pool: ThreadPoolExecutor,
+    blocks: Iterable[Block],
+    work: Callable[[Block], Result],
+    most_pending: int,
+) -> Iterator[Result]:
+    pending: deque[Future[Result]] = deque()
+    for block in blocks:
+        pending.append(pool.submit(work, block))
+        if len(pending) >= most_pending:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()

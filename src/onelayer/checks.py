@@ -44,7 +44,14 @@ def numbers_of(value: Any, name: str) -> np.ndarray[Any, Any]:
 
 def token_array(X: Any, name: str = "X") -> Array:
     """Examples of shape (n, tokens, dim): real, finite, not empty."""
-    array = arrays.as_real(X, name)
+    return arrays.floating(plain_token_array(X, name))
+
+
+def plain_token_array(X: Any, name: str = "X") -> Array:
+    """The same, integers left as they are: for arrays that are too large to be copied."""
+    array = arrays.as_array(X, name)
+    arrays.check_real(array, name)
+    arrays.check_finite(array, name)
     if array.ndim != 3:
         raise ValueError(
             f"{name} has shape {tuple(array.shape)}, expected three axes (examples, tokens, dim)"

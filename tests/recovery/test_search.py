@@ -7,7 +7,7 @@ from cases import random_mask, solved_case
 
 from onelayer import AttentionLayer, attention, inputs
 from onelayer.arrays import to_numpy
-from onelayer.recovery import search
+from onelayer.recovery import reduced, search
 
 
 def solved(heads=3, masked=False, **options):
@@ -73,7 +73,7 @@ def test_nothing_is_pruned_where_there_is_nothing_to_spare():
 def test_held_out_error_is_relative_to_the_outputs(xp_array, masked):
     case = solved(masked=masked, bias=True)
     fit = case.fit(xp_array)
-    assert search.held_out_error(fit, case.problem(xp_array)) < 1e-12
+    assert reduced.held_out_error(fit, case.problem(xp_array)) < 1e-12
     case.Y[:] += np.random.default_rng(0).standard_normal(case.Y.shape)
     posed = case.problem(xp_array)
     expected = posed.layer(fit.stacked, fit.weights)(
@@ -82,5 +82,5 @@ def test_held_out_error_is_relative_to_the_outputs(xp_array, masked):
     gap = to_numpy(expected) - case.Y
     there = np.ones(gap.shape[:2], dtype=bool) if case.mask is None else case.mask
     size = np.sqrt(np.mean(case.Y[there] ** 2))
-    found = search.held_out_error(fit, posed)
+    found = reduced.held_out_error(fit, posed)
     assert found == pytest.approx(np.sqrt(np.mean(gap[there] ** 2)) / size, rel=0.01)

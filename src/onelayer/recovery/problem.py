@@ -134,7 +134,8 @@ def pose(X: Array, Y: Array, mask: Array | None, causal: bool, bias: bool) -> Pr
     # Largest entries are brought to 1 first, so that squares neither overflow nor vanish.
     token_scale, output_scale = (float(xp.max(xp.abs(array))) or 1.0 for array in (X, Y))
     X, Y = X / token_scale, Y / output_scale
-    whitening = _inverse_root(X, rows)
+    flat = xp.reshape(X, (-1, X.shape[2]))
+    whitening = inverse_root(arrays.transpose(flat) @ flat / rows)
     mean_square = arrays.squared_norm(Y) / (rows * Y.shape[2])
     scale = mean_square**0.5 or 1.0
     return Problem(
@@ -148,14 +149,12 @@ def pose(X: Array, Y: Array, mask: Array | None, causal: bool, bias: bool) -> Pr
     )
 
 
-def _inverse_root(tokens: Array, rows: int) -> Array:
-    """(E xᵀx)^(-1/2) over `rows` tokens; directions that do not occur keep the others' size."""
-    xp = arrays.namespace(tokens)
-    flat = xp.reshape(tokens, (-1, tokens.shape[2]))
-    moments = arrays.transpose(flat) @ flat / rows
+def inverse_root(moments: Array) -> Array:
+    """(E xᵀx)^(-1/2) of tokens' second moments; directions that do not occur keep others' size."""
+    xp = arrays.namespace(moments)
     values, vectors = xp.linalg.eigh(moments)
     largest = float(values[-1])
     if largest <= 0:
-        return arrays.like(np.eye(flat.shape[1]), flat)
+        return arrays.like(np.eye(moments.shape[0]), moments)
     values = xp.where(values > _WHITENING_FLOOR * largest, values, largest + 0 * values)
     return (vectors / xp.sqrt(values)) @ arrays.transpose(vectors)

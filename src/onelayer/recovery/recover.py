@@ -2,65 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Literal
 
 import numpy as np
 
 from onelayer import arrays, checks
-from onelayer.arrays import Array
 from onelayer.inputs import Seed
 from onelayer.layer import AttentionLayer
-from onelayer.recovery import display, problem
-from onelayer.recovery.certificate import Certificate, certify
-from onelayer.recovery.problem import Problem
-from onelayer.recovery.search import Ending, Outcome, Search
-from onelayer.recovery.trace import Log, TraceRow
+from onelayer.recovery import display, door, methods
+from onelayer.recovery.certificate import Certificate
+from onelayer.recovery.methods import Answer, Task
+from onelayer.recovery.reasons import Reason
+from onelayer.recovery.trace import Log, Measured, TraceRow
 
-# Held out: a twentieth, or a fifth where examples are plenty, but never more than this many.
-_MOST_HELD_OUT = 2000
-_PLENTY = 6.0  # equations per unknown
-_LARGEST_TOL = 1e-3
-_LARGEST_ENTRY = 1e100  # of X, or one over it: beyond, scores are not representable
-_OVERFITTED = 4.0  # held-out error over fitted error
-_SMALL = 1e-7  # a held-out error below this is never held against a layer
-_DELTA = 0.05  # the certificate's bounds hold with probability 1 - _DELTA
-
-
-class Reason(Enum):
-    """Why a recovery ended, with what to do about it."""
-
-    EXACT = "the layer explains the examples to the error asked for, or to rounding"
-    NOISE_FLOOR = "the layer explains the examples down to noise in the outputs"
-    LOCAL_MINIMUM = "every start ended in a minimum that does not explain the examples"
-    TOO_FEW_HEADS = "more heads than were asked for explain the examples, so many do not"
-    TOO_FEW_EXAMPLES = "the examples do not determine a layer of this shape"
-    HEADS_NOT_DETERMINED = "the examples are explained, but some heads could be others"
-    BUDGET_SPENT = "steps or seconds ran out before the examples were explained"
-
-    @property
-    def remedy(self) -> str:
-        """What to try next; empty where nothing is needed."""
-        return _REMEDIES[self]
-
-    def __str__(self) -> str:
-        return f"{self.name.lower()}: {self.value}"
-
-
-_REMEDIES = {
-    Reason.EXACT: "",
-    Reason.NOISE_FLOOR: "",
-    Reason.LOCAL_MINIMUM: "use more examples, more restarts, bias=True, or another number of heads",
-    Reason.TOO_FEW_HEADS: "ask for more heads, or heads='auto'",
-    Reason.TOO_FEW_EXAMPLES: "use more examples, fewer heads, or rank= if the head size is known",
-    Reason.HEADS_NOT_DETERMINED: (
-        "see certificate.undetermined_heads: ask for fewer heads, or vary the inputs more"
-    ),
-    Reason.BUDGET_SPENT: "raise max_steps or max_seconds",
-}
+# What `refine` holds in memory, in float64, is not much more than the examples: up to this size.
+_HELD_BYTES = 2 * 2**30
+_ROWS_TO_SCULPT = 100  # per entry of an attention matrix: with fewer it is not worth trying
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +51,7 @@ def recover(
     Y: Any,
     heads: int | Literal["auto"],
     *,
-    method: Literal["auto", "refine"] = "auto",
+    method: Literal["auto", "refine", "sculpt"] = "auto",
     rank: int | None = None,
     bias: bool = False,
     causal: bool = False,
@@ -102,6 +63,7 @@ def recover(
     restarts: int = 20,
     max_steps: int = 3000,
     max_seconds: float | None = None,
+    polish: bool = True,
 ) -> Recovery:
     """Find the attention layer that maps the examples X to Y.
 
@@ -112,8 +74,15 @@ def recover(
     call, and outputs of padding are passed over. The search ends at a relative error of `tol`, at
     the noise floor, after `restarts` further starts, or when `max_steps` or `max_seconds` are
     spent. `progress=True` shows a live display, a function is called with every row of the trace.
-    The same seed gives the same bits. `method` "auto" and "refine" both mean Gauss-Newton steps on
-    the attention matrices with the projections eliminated.
+    The same seed gives the same bits.
+
+    `method="refine"` takes Gauss-Newton steps on the attention matrices with the projections
+    eliminated. `method="sculpt"` is the provable algorithm in six phases (arXiv 2402.04084), for
+    layers without biases and masks: it needs many more examples, but only passes over them, block
+    by block, wherever they are, such as in memory-mapped files. `polish=True` hands what the six
+    phases found to Gauss-Newton steps for exact weights; without, heads are right to about a
+    percent. "auto" takes `refine` and, where that ends in a local minimum or the examples do not
+    fit in memory, `sculpt` if it applies; the trace says which and why.
 
     >>> import onelayer as ol
     >>> layer = ol.AttentionLayer.random(heads=2, dim=4, seed=0)
@@ -122,96 +91,68 @@ def recover(
     >>> found.converged, bool(found.layer.distance(layer).attention.max() < 1e-9)
     (True, True)
     """
-    if method not in ("auto", "refine"):
-        raise ValueError(f"method is {method!r}, expected 'auto' or 'refine'")
-    X, Y, keys = _examples(X, Y, mask)
-    heads = _checked_heads(heads)
-    rank = _checked_rank(rank, X.shape[2])
-    tol = _checked_tol(tol)
+    door.method(method)
+    X, Y, keys = door.examples(X, Y, mask)
+    heads = door.number_of_heads(heads)
+    rank = door.known_rank(rank, X.shape[2])
+    tol = door.tolerance(tol)
     restarts = checks.whole_number(restarts, "restarts", least=0)
     max_steps = checks.positive_int(max_steps, "max_steps")
     if max_seconds is not None:
         max_seconds = checks.positive_number(max_seconds, "max_seconds")
+    if not isinstance(polish, bool):
+        raise TypeError(f"polish is {polish!r}, expected True or False")
+    if method == "sculpt":
+        door.sculpting(X, heads, mask=mask is not None, bias=bias, causal=causal)
     arrays.check_device(device)
+    task = Task(X, Y, keys, heads, rank, bias, causal, tol, device, restarts, polish)
     rng = np.random.default_rng(seed)
-
-    placed = [None if a is None else arrays.place(a, device) for a in (X, Y, keys)]
-    whole = problem.pose(placed[0], placed[1], placed[2], causal, bias)
-    fitted, held_out = _split(whole, 1 if heads == "auto" else heads, rank, rng)
-    with _listening(progress) as listener, arrays.calm_threads(_product_size(fitted, heads)):
+    with _listening(progress) as listener:
         log = Log(max_steps, max_seconds, listener)
-        half = held_out.examples // 2
-        seen = held_out.take(np.arange(half)) if half else held_out
-        search = Search(fitted, seen, rank, tol, arrays.epsilon(Y), restarts, rng, log)
-        outcome = search.unknown_heads() if heads == "auto" else search.known_heads(heads)
-        if search.looked and half:  # decisions rested on these: the certificate is for the others
-            held_out = held_out.take(np.arange(half, held_out.examples))
-        certificate = certify(outcome.state.fit, fitted, held_out, rank, rng, _DELTA)
-    fit = outcome.state.fit
-    reason = _reason(outcome, certificate, fitted, rank, tol, search.richer_error)
+        ways = {"auto": _automatic, "refine": methods.refine, "sculpt": methods.sculpt}
+        answer = ways[method](task, log, rng)
     return Recovery(
-        layer=whole.layer(fit.stacked, fit.weights).to(X),
-        converged=reason in (Reason.EXACT, Reason.NOISE_FLOOR),
-        reason=reason,
-        relative_error=fit.error,
+        layer=answer.layer,
+        converged=answer.reason.good,
+        reason=answer.reason,
+        relative_error=answer.error,
         trace=log.rows,
-        certificate=certificate,
+        certificate=answer.certificate,
         seconds=log.seconds,
     )
 
 
-def _examples(X: Any, Y: Any, mask: Any) -> tuple[Array, Array, Array | None]:
-    """X, Y and the mask, checked, in X's namespace and on X's device."""
-    X, Y = (arrays.detached(arrays.as_array(value, name)) for value, name in ((X, "X"), (Y, "Y")))
-    X = checks.token_array(X)
-    Y = arrays.beside(checks.token_array(Y, "Y"), X)
-    if Y.shape[0] != X.shape[0]:
-        raise ValueError(
-            f"X has {X.shape[0]} examples, but Y has {Y.shape[0]}: expected one output an example"
+def _automatic(task: Task, log: Log, rng: np.random.Generator) -> Answer:
+    """`refine`, or `sculpt` where that is the better choice or the last resort."""
+    size = 8.0 * (math.prod(task.X.shape) + math.prod(task.Y.shape))
+    if size > _HELD_BYTES and _can_be_sculpted(task):
+        _choose(task, log, f"sculpt, since the examples take {size / 1e9:.1f} GB in memory")
+        return methods.sculpt(task, log, rng)
+    _choose(task, log, "refine, since the examples fit in memory")
+    answer = methods.refine(task, log, rng)
+    if answer.reason is not Reason.LOCAL_MINIMUM or not _can_be_sculpted(task):
+        return answer
+    _choose(task, log, "sculpt, since refine ended in a local minimum")
+    second = methods.sculpt(task, log, rng)
+    return second if second.reason.good else answer
+
+
+def _can_be_sculpted(task: Task) -> bool:
+    try:
+        door.sculpting(
+            task.X, task.heads, mask=task.mask is not None, bias=task.bias, causal=task.causal
         )
-    if Y.shape[1] != X.shape[1]:
-        raise ValueError(
-            f"X has {X.shape[1]} tokens of dimension {X.shape[2]}, but Y has {Y.shape[1]} rows: "
-            "expected one output row per token"
-        )
-    largest = float(arrays.namespace(X).max(arrays.namespace(X).abs(X)))
-    if not (largest == 0 or 1 / _LARGEST_ENTRY < largest < _LARGEST_ENTRY):
-        raise ValueError(
-            f"X has entries up to {largest:.0e}, expected between {1 / _LARGEST_ENTRY:.0e} "
-            f"and {_LARGEST_ENTRY:.0e}: scale it"
-        )
-    if X.shape[0] < 2:
-        raise ValueError(
-            "X has 1 example, expected at least 2: one is held out for the certificate"
-        )
-    return X, Y, checks.key_mask(mask, X)
+    except ValueError:
+        return False
+    n, tokens, dim = task.X.shape
+    enough = n * tokens >= _ROWS_TO_SCULPT * dim * dim
+    return enough and bool(task.Y.shape[2] >= tokens)
 
 
-def _checked_heads(heads: Any) -> int | Literal["auto"]:
-    if isinstance(heads, str):
-        if heads != "auto":
-            raise ValueError(f"heads is {heads!r}, expected a whole number or 'auto'")
-        return "auto"
-    return checks.positive_int(heads, "heads")
-
-
-def _checked_tol(tol: Any) -> float:
-    number = checks.positive_number(tol, "tol")
-    if number > _LARGEST_TOL:
-        raise ValueError(
-            f"tol is {number:g}, expected at most {_LARGEST_TOL:g}: a looser fit is no recovery"
-        )
-    return number
-
-
-def _checked_rank(rank: Any, dim: int) -> int | None:
-    """None for full rank, which a rank of the whole dimension is too."""
-    if rank is None:
-        return None
-    rank = checks.positive_int(rank, "rank")
-    if rank > dim:
-        raise ValueError(f"rank is {rank}, expected at most {dim}, the dimension of a token")
-    return None if rank == dim else rank
+def _choose(task: Task, log: Log, why: str) -> None:
+    """A row of the trace for a choice of method."""
+    heads = 0 if task.heads == "auto" else task.heads
+    log.measured("auto", heads, Measured(int(task.X.shape[0]), 1.0, why))
 
 
 def _listening(progress: Progress) -> AbstractContextManager[Callable[[TraceRow], None] | None]:
@@ -220,53 +161,3 @@ def _listening(progress: Progress) -> AbstractContextManager[Callable[[TraceRow]
     if progress is True:
         return display.live()
     return nullcontext(progress if callable(progress) else None)
-
-
-def _split(
-    whole: Problem, heads: int, rank: int | None, rng: np.random.Generator
-) -> tuple[Problem, Problem]:
-    """Examples to fit and examples held out, more of these where there are plenty."""
-    n = whole.examples
-    plenty = whole.equations() > _PLENTY * whole.unknowns(heads, rank)
-    held_out = min(max(1, n // (5 if plenty else 20)), _MOST_HELD_OUT)
-    order = rng.permutation(n)
-    return whole.take(order[held_out:]), whole.take(order[:held_out])
-
-
-def _product_size(fitted: Problem, heads: int | Literal["auto"]) -> float:
-    """Floating point operations of the largest product in a step."""
-    columns = fitted.dim * (1 if heads == "auto" else heads)
-    return 2.0 * fitted.examples * fitted.tokens * fitted.dim * columns
-
-
-def _reason(
-    outcome: Outcome,
-    certificate: Certificate,
-    fitted: Problem,
-    rank: int | None,
-    tol: float,
-    richer_error: float,
-) -> Reason:
-    fit = outcome.state.fit
-    if fitted.equations() < fitted.unknowns(fit.heads, rank):
-        return Reason.TOO_FEW_EXAMPLES
-    # A layer that explains what it was fitted to, and not what it has not seen, was fitted to
-    # too few examples. Noise is seen again in the held-out error, hence the factor.
-    overfitted = certificate.error > _OVERFITTED * max(fit.error, tol, _SMALL)
-    if not outcome.solved:
-        return _why_unsolved(outcome, overfitted, certificate.error, richer_error)
-    if overfitted:
-        return Reason.TOO_FEW_EXAMPLES
-    if not certificate.determined.all():
-        return Reason.HEADS_NOT_DETERMINED
-    return Reason.EXACT if outcome.ending is Ending.REACHED else Reason.NOISE_FLOOR
-
-
-def _why_unsolved(
-    outcome: Outcome, overfitted: bool, held_out_error: float, richer_error: float
-) -> Reason:
-    if outcome.ending is Ending.BUDGET:
-        return Reason.BUDGET_SPENT
-    if richer_error < 0.5 * held_out_error:
-        return Reason.TOO_FEW_HEADS
-    return Reason.TOO_FEW_EXAMPLES if overfitted else Reason.LOCAL_MINIMUM

@@ -25,7 +25,7 @@ from typing import Any
 from onelayer import arrays, attention
 from onelayer.arrays import Array
 from onelayer.blocks import map_over, sum_over
-from onelayer.recovery.problem import Block
+from onelayer.recovery.problem import Block, Problem
 
 # Relative to the mean eigenvalue of HᵀH: they keep the inverse finite when heads coincide.
 _RIDGE = 1e-13
@@ -142,6 +142,13 @@ def residuals_on(fit: Fit, blocks: Sequence[Block]) -> list[Array]:
         block.outputs - attend(block, fit.stacked, fit.output_bias).features @ fit.weights
         for block in blocks
     ]
+
+
+def held_out_error(fit: Fit, problem: Problem) -> float:
+    """The relative root mean square error of a fit on other examples."""
+    residuals = residuals_on(fit, problem.blocks(fit.heads))
+    total = sum(arrays.squared_norm(residual) for residual in residuals)
+    return float((total / problem.equations()) ** 0.5)
 
 
 def _gram(features: Array) -> Array:

@@ -182,10 +182,17 @@ class Search:
             best = Outcome(best.state, Ending.BUDGET)
         return best
 
+    def polished(self, stacked: Array) -> Outcome:
+        """Steps from heads that are nearly right, to an exact fit or to noise."""
+        outcome = self.stage("polish", stacked)
+        if outcome.solved or self.log.spent:
+            return outcome
+        return Outcome(outcome.state, outcome.ending, self.noise_remains(outcome.state.fit))
+
     def noise_remains(self, fit: Fit) -> bool:
         """Whether neither more heads nor the inputs explain what a fit leaves over."""
         self.looked = True
-        enough_heads = held_out_error(fit, self.held_out) < 1.1 * self.richer_error
+        enough_heads = reduced.held_out_error(fit, self.held_out) < 1.1 * self.richer_error
         return enough_heads and noise.is_noise(fit, self.rng)
 
     def same(self, first: Outcome, second: Outcome) -> bool:
@@ -247,17 +254,10 @@ class Search:
     def decide(self, name: str, outcome: Outcome) -> float:
         """The held-out error of an outcome, written to the trace as the ground of a decision."""
         fit = outcome.state.fit
-        error = held_out_error(fit, self.held_out)
+        error = reduced.held_out_error(fit, self.held_out)
         self.looked = True
         self.log.add(f"{name}: held out", outcome.state, held_out_error=error)
         return error
-
-
-def held_out_error(fit: Fit, problem: Problem) -> float:
-    """The relative root mean square error of a fit on other examples."""
-    residuals = reduced.residuals_on(fit, problem.blocks(fit.heads))
-    total = sum(arrays.squared_norm(residual) for residual in residuals)
-    return float((total / problem.equations()) ** 0.5)
 
 
 def prune(fit: Fit, heads: int) -> Array:

@@ -11,17 +11,31 @@ from onelayer.recovery.refine import State
 
 @dataclass(frozen=True)
 class TraceRow:
-    """One step: which stage, on how many heads and examples, what it reached at which cost."""
+    """One step: which stage, on how many heads and examples, what it reached at which cost.
+
+    `error` is the relative root mean square error on the examples of the stage; in the six phases
+    it is the relative error of what the phase estimated, measured as `note` says.
+    """
 
     step: int
     stage: str
-    heads: int
-    examples: int
-    error: float  # relative root mean square on the examples of the stage
+    heads: int  # 0 while their number is not known
+    examples: int  # in the six phases rows of examples, or slabs
+    error: float
     damping: float
     products: int
     seconds: float
     held_out_error: float | None = None  # measured where a decision rests on it
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a phase estimated: from how many rows, with which error, in words."""
+
+    rows: int
+    error: float
+    note: str
 
 
 @dataclass
@@ -37,17 +51,27 @@ class Log:
     def add(self, stage: str, state: State, held_out_error: float | None = None) -> None:
         """A row for a state after a step or, with its held-out error, after a stage."""
         fit = state.fit
-        row = TraceRow(
-            step=len(self.rows),
-            stage=stage,
-            heads=fit.heads,
-            examples=sum(int(block.keys.shape[0]) for block in fit.blocks),
-            error=fit.error,
-            damping=state.damping,
-            products=state.products if held_out_error is None else 0,
-            seconds=self.seconds,
-            held_out_error=held_out_error,
+        self._write(
+            TraceRow(
+                step=len(self.rows),
+                stage=stage,
+                heads=fit.heads,
+                examples=sum(int(block.keys.shape[0]) for block in fit.blocks),
+                error=fit.error,
+                damping=state.damping,
+                products=state.products if held_out_error is None else 0,
+                seconds=self.seconds,
+                held_out_error=held_out_error,
+            )
         )
+
+    def measured(self, stage: str, heads: int, measured: Measured) -> None:
+        """A row for a phase, or for a choice that was made."""
+        rows, error, note = measured.rows, measured.error, measured.note
+        step, seconds = len(self.rows), self.seconds
+        self._write(TraceRow(step, stage, heads, rows, error, 0.0, 0, seconds, None, note))
+
+    def _write(self, row: TraceRow) -> None:
         self.rows.append(row)
         if self.listener is not None:
             self.listener(row)
