@@ -260,7 +260,7 @@ def test_conditions_that_hold(sound):
     assert result.exit_code == 0
     assert result.stderr == ""
     assert "Conditions of AttentionLayer(heads=2, dim=4, out_dim=4)" in result.stdout
-    assert "9 of 9 conditions hold." in result.stdout
+    assert "11 of 11 conditions hold." in result.stdout
     found = onelayer.conditions(AttentionLayer.load(sound))
     rows = rows_of(result.stdout)
     assert list(rows) == list(found)
@@ -278,8 +278,8 @@ def test_conditions_that_do_not_hold(unsound):
     assert {name: row[2] == "yes" for name, row in rows.items()} == {
         name: condition.holds for name, condition in found.items()
     }
-    assert rows["effective rank"][:3] == ["1", ">= 2", "no"]
-    assert f"{sum(c.holds for c in found.values())} of 9 conditions hold." in result.stdout
+    assert rows["largest scale"][:3] == ["52.9", "<= 10", "no"]
+    assert f"{sum(c.holds for c in found.values())} of 11 conditions hold." in result.stdout
 
 
 def test_conditions_beside_those_of_random_layers(unsound):
@@ -365,7 +365,9 @@ def test_a_file_that_is_not_there(tmp_path, output):
 def test_a_file_of_another_kind(tmp_path, output, name):
     (tmp_path / name).write_bytes(OTHER)
     assert_refused(
-        run("recover", tmp_path / name, "-o", output), name, "expected .npz or .safetensors"
+        run("recover", tmp_path / name, "-o", output),
+        name,
+        "expected .npz, .safetensors or a folder",
     )
 
 
@@ -641,3 +643,50 @@ def test_the_examples_are_not_overwritten(tmp_path, examples):
     before = path.read_bytes()
     assert_refused(run_alone("recover", path, "-o", path, "--heads", 2), "holds the examples")
     assert path.read_bytes() == before
+
+
+# Other methods and other places
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the examples of a layer that can be sculpted, and the layer."""
+    layer = AttentionLayer.random(heads=2, dim=8, scale=3.0)
+    X = inputs.boolean(20_000, 3, 8, seed=1)
+    place = tmp_path / "examples"
+    place.mkdir()
+    np.save(place / "X.npy", X.astype(np.int8))
+    np.save(place / "Y.npy", layer(X))
+    return place, layer
+
+
+@pytest.mark.parametrize(("option", "error"), [("--polish", 1e-9), ("--no-polish", 0.05)])
+def test_a_folder_of_arrays_is_sculpted(folder, output, option, error):
+    place, layer = folder
+    result = run("recover", place, "--method", "sculpt", option, "-o", output)
+    assert result.exit_code == 0
+    reason = "exact" if option == "--polish" else "approximate"
+    assert f"outcome {reason}:" in words(result.stdout)
+    found = AttentionLayer.load(output)
+    assert found.distance(layer).attention.max() < error
+
+
+def test_a_method_that_is_none_is_refused(file, output):
+    result = run("recover", file, "--method", "guess", "-o", output)
+    assert_refused(result, "method is 'guess', expected 'auto', 'refine' or 'sculpt'")
+
+
+def test_a_folder_without_outputs_is_refused(folder, output):
+    place, _ = folder
+    (place / "Y.npy").unlink()
+    assert_refused(run("recover", place, "-o", output), "holds ['X'], expected arrays X and Y")
+
+
+@pytest.mark.parametrize("kept", [0, 5, 1000])
+def test_an_array_that_was_cut_short_is_refused(folder, output, kept):
+    place, _ = folder
+    whole = (place / "Y.npy").read_bytes()
+    (place / "Y.npy").write_bytes(whole[:kept])
+    result = run("recover", place, "-o", output)
+    assert_refused(result, "Y.npy is not a whole .npy file of a plain array: ")
+    assert not output.exists()

@@ -103,12 +103,22 @@ def demo(
 @app.command("recover")
 def recover_command(
     file: Annotated[
-        Path, typer.Argument(help="A .npz or .safetensors file with arrays X and Y, perhaps mask.")
+        Path,
+        typer.Argument(
+            help="A .npz or .safetensors file with arrays X and Y, perhaps mask; or a folder with "
+            "X.npy and Y.npy, which are read block by block where the method allows."
+        ),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the layer (safetensors).")
     ],
     heads: Annotated[str, typer.Option(help="The number of heads, or auto.")] = "auto",
+    method: Annotated[
+        str, typer.Option(help="refine (Gauss-Newton), sculpt (the six phases), or auto.")
+    ] = "auto",
+    polish: Annotated[
+        bool, typer.Option(help="Make what the six phases found exact (sculpt).")
+    ] = True,
     rank: Annotated[int | None, typer.Option(help="Rank of the attention matrices.")] = None,
     bias: Annotated[bool, typer.Option("--bias", help="Find key and output biases too.")] = False,
     causal: Annotated[bool, typer.Option("--causal", help="The layer is causal.")] = False,
@@ -131,6 +141,8 @@ def recover_command(
         onelayer recover examples.npz --heads 8 -o layer.safetensors
 
         onelayer recover bert.safetensors --heads 12 --rank 32 --bias -o layer.safetensors
+
+        onelayer recover folder/ --method sculpt -o layer.safetensors
     """
     if output.is_dir():
         _fail(f"{output} is a folder, expected a file to write to")
@@ -145,6 +157,8 @@ def recover_command(
                 arrays["X"],
                 arrays["Y"],
                 heads=int(heads) if re.fullmatch("-?[0-9]+", heads) else heads,  # type: ignore[arg-type]
+                method=method,  # type: ignore[arg-type]
+                polish=polish,
                 rank=rank,
                 bias=bias,
                 causal=causal,
@@ -257,16 +271,26 @@ def _conditions_table(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The arrays of an .npz or .safetensors file, with X and Y among them."""
-    if path.suffix == ".npz":
+    """The arrays of a folder, an .npz or a .safetensors file, with X and Y among them."""
+    if path.is_dir():
+        arrays = {file.stem: _map_npy(file) for file in sorted(path.glob("*.npy"))}
+    elif path.suffix == ".npz":
         arrays = _read_npz(path)
     elif path.suffix == ".safetensors":
         arrays = interchange.read_safetensors(path)
     else:
-        raise ValueError(f"{path} ends in {path.suffix!r}, expected .npz or .safetensors")
+        raise ValueError(f"{path} ends in {path.suffix!r}, expected .npz, .safetensors or a folder")
     if not {"X", "Y"} <= arrays.keys():
         raise ValueError(f"{path} holds {sorted(arrays)}, expected arrays X and Y")
     return arrays
+
+
+def _map_npy(path: Path) -> Any:
+    """An array that stays on disk."""
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is not a whole .npy file of a plain array: {error}") from error
 
 
 def _read_npz(path: Path) -> dict[str, Any]:

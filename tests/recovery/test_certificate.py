@@ -107,6 +107,32 @@ def test_bound_covers_the_true_mean_as_often_as_it_promises(shape, count):
     assert missed <= delta * runs + slack
 
 
+@pytest.mark.parametrize("wrong", [0.0, 0.1, 0.5, 2.0])
+def test_bound_covers_the_true_error_of_right_and_wrong_layers(wrong):
+    """100 layers and answers that are off by `wrong`: the bound may fail for one in twenty.
+
+    The chance of more than 10 failures is below 2 % even if each had the full 5 %.
+    """
+    rng = np.random.default_rng(11)
+    failures = 0
+    for seed in range(100):
+        layer = AttentionLayer.random(heads=2, dim=4, scale=2.0, seed=seed)
+        answer = AttentionLayer(
+            layer.attention * (1 + wrong * rng.standard_normal(layer.attention.shape)),
+            layer.projection,
+        )
+        X = inputs.boolean(60, 3, 4, seed=rng)
+        case = solved_case(answer, X)
+        held_out = solved_case(layer, inputs.boolean(40, 3, 4, seed=rng))
+        proof = certify(case, held_out)
+        fresh = inputs.boolean(4000, 3, 4, seed=rng)
+        squared = np.sum((answer(fresh) - layer(fresh)) ** 2, axis=(1, 2))
+        share = np.minimum(squared / np.sum(layer(fresh) ** 2, axis=(1, 2)), 1.0)
+        failures += bool(share.mean() > proof.error_bound)
+        assert proof.confidence == 1 - DELTA
+    assert failures <= 10
+
+
 def test_bound_on_coins_is_not_idle():
     rng = np.random.default_rng(1)
     bounds = [certificate.mean_bound(c / 50, 50, 0.2) for c in rng.binomial(50, 0.3, 400)]

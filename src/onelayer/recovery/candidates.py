@@ -55,7 +55,9 @@ def solve(space: Space, body: Body, fitted: Problem, other: Problem) -> Found | 
     tuples = list(itertools.combinations(range(len(points)), space.heads))
     order = np.argsort(losses(space, points, np.array(tuples), fitted), kind="stable")
     starts = [points[list(tuples[i])] for i in order[:_REFINED]]
-    refined = [refine_inside(space, start, fitted) for start in starts]
+    operations = 2.0 * fitted.examples * fitted.tokens * space.heads * fitted.dim**2
+    with arrays.calm_threads(operations):
+        refined = [refine_inside(space, start, fitted) for start in starts]
     errors = [reduced.held_out_error(fit, other) for _, fit in refined]
     best = int(np.argmin(errors))
     return Found(*refined[best], tuples=len(tuples), held_out_error=errors[best])

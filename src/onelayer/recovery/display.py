@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.live import Live
@@ -12,13 +13,29 @@ from rich.table import Table
 from onelayer.recovery.trace import TraceRow
 
 
+@dataclass(frozen=True)
+class Display:
+    """Shows the latest step of a recovery: called with every row, and during passes over data."""
+
+    view: Live
+
+    def __call__(self, row: TraceRow) -> None:
+        self.view.update(_line(row))
+
+    def working(self, stage: str, share: float) -> None:
+        """How far the pass over the examples is that a stage is at."""
+        table = Table.grid(padding=(0, 2))
+        table.add_row(f"[bold]{stage}[/bold]", f"{share:.0%} of a pass over the examples")
+        self.view.update(table)
+
+
 @contextmanager
-def live(console: Console | None = None) -> Iterator[Callable[[TraceRow], None]]:
-    """Show the latest step for as long as the context lasts; gives the function to call with it."""
+def live(console: Console | None = None) -> Iterator[Display]:
+    """A display for as long as the context lasts."""
     # On standard error, so that what a program prints can still be piped.
     console = console or Console(stderr=True)
     with Live(console=console, refresh_per_second=8, transient=True) as view:
-        yield lambda row: view.update(_line(row))
+        yield Display(view)
 
 
 def _line(row: TraceRow) -> Table:
@@ -26,7 +43,7 @@ def _line(row: TraceRow) -> Table:
     table.add_row(
         f"[bold]{row.stage}[/bold]",
         f"step {row.step}",
-        f"{row.heads} heads",
+        f"{row.heads or '?'} heads",
         f"{row.examples} examples",
         f"relative error [cyan]{row.error:.1e}[/cyan]",
         f"{row.seconds:.1f} s",

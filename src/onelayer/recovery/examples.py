@@ -20,6 +20,10 @@ from onelayer.recovery.problem import Problem, inverse_root
 Result = TypeVar("Result")
 
 
+def _untold(_share: float) -> None:
+    """Nobody wants to know how far a pass is."""
+
+
 @dataclass(frozen=True)
 class Examples:
     """Inputs (n, k, d) and outputs (n, k, e) as they were given, and how to read them."""
@@ -30,6 +34,7 @@ class Examples:
     device: str | None
     whitening: Array
     output_scale: float
+    passing: Callable[[float], None] = _untold  # told how far a pass is
 
     @property
     def count(self) -> int:
@@ -63,7 +68,17 @@ class Examples:
             size = parts[0].stop - parts[0].start
             wanted = max(1, -(-most // size))
             parts = [parts[i * len(parts) // wanted] for i in range(min(wanted, len(parts)))]
-        return blocks.fold_over(parts, lambda part: work(*self._read(part)), merge, self.whitening)
+        done = 0
+
+        def merge_and_tell(total: Result, result: Result) -> Result:
+            nonlocal done
+            done += 1
+            self.passing(done / len(parts))
+            return merge(total, result)
+
+        return blocks.fold_over(
+            parts, lambda part: work(*self._read(part)), merge_and_tell, self.whitening
+        )
 
     def problem(self, index: np.ndarray[Any, Any]) -> Problem:
         """Some examples, by their positions, held in memory for Gauss-Newton steps."""
@@ -99,15 +114,19 @@ class Examples:
 
 
 def gather(
-    X: Any, Y: Any, held_out: np.ndarray[Any, Any], device: str | None, largest: tuple[float, float]
+    X: Any,
+    Y: Any,
+    held_out: np.ndarray[Any, Any],
+    device: str | None = None,
+    passing: Callable[[float], None] = _untold,
 ) -> Examples:
-    """The examples with their whitening, from one pass; `largest` are the largest entries."""
+    """The examples with their whitening, from one pass over those that are not held out."""
     dim = X.shape[2]
-    token_scale, output_scale = (size or 1.0 for size in largest)
+    token_scale, output_scale = (arrays.largest(array) or 1.0 for array in (X, Y))
     # As they are but for the largest entries brought to 1, so that squares do not overflow.
     reference = arrays.double(arrays.place(X[:1, ...], device))
     identity = arrays.like(np.eye(dim) / token_scale, reference)
-    plain = Examples(X, Y, held_out, device, identity, output_scale)
+    plain = Examples(X, Y, held_out, device, identity, output_scale, passing)
 
     def squares(tokens: Array, outputs: Array) -> tuple[Array, float]:
         flat = arrays.namespace(tokens).reshape(tokens, (-1, dim))
@@ -122,6 +141,7 @@ def gather(
         device,
         inverse_root(moments / plain.rows) / token_scale,
         output_scale * root_mean_square,
+        passing,
     )
 
 

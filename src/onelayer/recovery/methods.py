@@ -28,6 +28,7 @@ _FITTED, _EQUATIONS = 3000, 30.0
 # Without polishing a layer is believed up to this error of the space of its heads, and if held-out
 # outputs are off by no more than twice that error, or by this much.
 _COARSE, _FINE = 0.1, 0.02
+_UNEXPLAINED = 0.3  # a held-out error from which heads are not even roughly right
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
 
 def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     """The six phases, and Gauss-Newton steps from where they end if polishing is asked for."""
-    state, held_out = _begin(task, rng)
+    log.stage = "whitening"
+    state, held_out = _begin(task, log, rng)
     state = phases.run(state, log)
     fitted = state.fitted
     with arrays.calm_threads(_product_size(fitted, state.heads or 1)):
@@ -104,12 +106,11 @@ def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     return _answer(task, fitted, fit, reason, certificate)
 
 
-def _begin(task: Task, rng: np.random.Generator) -> tuple[phases.State, Problem]:
+def _begin(task: Task, log: Log, rng: np.random.Generator) -> tuple[phases.State, Problem]:
     """The state before the first phase, and the examples of the certificate."""
     n = int(task.X.shape[0])
     held_out = np.sort(rng.choice(n, min(max(2, n // 20), _MOST_HELD_OUT), replace=False))
-    largest = arrays.largest(task.X), arrays.largest(task.Y)
-    source = examples.gather(task.X, task.Y, held_out, task.device, largest)
+    source = examples.gather(task.X, task.Y, held_out, task.device, log.passing)
     other, unseen = source.problem(held_out[::2]), source.problem(held_out[1::2])
     heads = None if task.heads == "auto" else task.heads
     unknowns = other.unknowns(heads or 4, task.rank)
@@ -199,6 +200,8 @@ def _why_unsolved(
 def _unpolished_reason(state: phases.State, certificate: Certificate) -> Reason:
     """How far the heads of phase 6 are to be believed: as their space and held-out outputs are."""
     assert state.space is not None
+    if certificate.error > _UNEXPLAINED:
+        return Reason.NO_CANDIDATES
     if not certificate.determined.all():
         return Reason.HEADS_NOT_DETERMINED
     error = state.space.error

@@ -7,8 +7,8 @@
     5  extract the heads' affine space    span.extract
     6  solve for heads and projections    candidates.solve
 
-(Chen and Li, arXiv 2402.04084.) Phases 3 and 4 are repeated while the sum gets better by it, which
-is seldom more than once. A phase that cannot go on says why, and the state keeps what was reached.
+(Chen and Li, arXiv 2402.04084.) Phases 3 and 4 are repeated while the sum is poor and gets much
+better by it. A phase that cannot go on says why, and the state keeps what was reached.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from onelayer.recovery.sculpt import Sculpture, sculpt
 from onelayer.recovery.span import Space
 from onelayer.recovery.trace import Log, Measured
 
-_MOST_ROUNDS, _WORTHWHILE = 4, 0.7  # of phases 3 and 4; the error must fall below this share
+# Phases 3 and 4 are repeated while the sum is worse than this, and gets better by this factor.
+_MOST_ROUNDS, _GOOD_SUM, _WORTHWHILE = 4, 0.005, 0.7
 _FEWEST_IN_PROGRAM = 1024  # slabs of the quadratic program, or four per unknown
 
 
@@ -57,7 +58,7 @@ def run(state: State, log: Log) -> State:
         before = state
         state = _take("phase 3: refined sum", refined_sum, state, log)
         state = _take("phase 4: sculpt again", sculpted, state, log)
-        if not _much_better(state, before):
+        if not _is_worth_another_round(state, before):
             break
     state = _take("phase 5: span", extracted, state, log)
     return _take("phase 6: candidates", solved, state, log)
@@ -69,16 +70,16 @@ def _take(name: str, phase: Phase, state: State, log: Log) -> State:
         return state
     if log.spent:
         return replace(state, refusal=Reason.BUDGET_SPENT)
+    log.stage = name
     state, measured = phase(state)
     log.measured(name, state.heads or 0, measured)
     return state
 
 
-def _much_better(state: State, before: State) -> bool:
-    """Whether the last round was worth another."""
+def _is_worth_another_round(state: State, before: State) -> bool:
     if state.refusal is not None or state.sum is None or before.sum is None:
         return False
-    return state.sum.error < _WORTHWHILE * before.sum.error
+    return _GOOD_SUM < state.sum.error < _WORTHWHILE * before.sum.error
 
 
 def crude_sum(state: State) -> tuple[State, Measured]:
@@ -86,10 +87,12 @@ def crude_sum(state: State) -> tuple[State, Measured]:
     examples = state.examples
     if examples.out_dim < examples.tokens:
         text = f"{examples.tokens} tokens, outputs of dimension {examples.out_dim}"
-        return replace(state, refusal=Reason.OUTPUTS_TOO_NARROW), Measured(0, math.inf, text)
+        return replace(state, refusal=Reason.AGREEMENT_HIDDEN), Measured(0, math.inf, text)
     estimate = projection_sum.crude(examples)
     text = "W by correlation; its error from the rows that agree best with it"
-    return replace(state, sum=estimate), Measured(estimate.rows, estimate.error, text)
+    refusal = None if math.isfinite(estimate.error) else Reason.AGREEMENT_HIDDEN
+    state = replace(state, sum=estimate, refusal=refusal)
+    return state, Measured(estimate.rows, estimate.error, text)
 
 
 def sculpted(state: State) -> tuple[State, Measured]:

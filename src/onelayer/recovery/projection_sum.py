@@ -76,7 +76,8 @@ def _error_by_agreement(examples: Examples, estimate: Array) -> float:
     def joined(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return np.concatenate([first, second])
 
-    least = np.quantile(examples.fold(residuals, joined, most=_SAMPLE), _AGREEING)
+    relative = examples.fold(residuals, joined, most=_SAMPLE)
+    least = np.quantile(relative, _AGREEING, method="higher")
     return float(least / math.sqrt(chi2.ppf(_AGREEING, left) / examples.out_dim))
 
 
@@ -101,10 +102,25 @@ class _Rows:
 
 
 def refined(examples: Examples, point: np.ndarray[Any, Any]) -> Estimate:
-    """Phase 3: W from the rows with the largest margins under `point` (d, d), one pass."""
+    """Phase 3: W from the rows with the largest margins under `point` (d, d), one pass.
+
+    Where those few tokens that have the largest margins do not show all directions, as may happen
+    in few dimensions, further passes take four and sixteen times as many rows.
+    """
     share = int(_LARGEST_SHARE * examples.rows)
     wanted = min(_ROWS_PER_DIM * examples.dim, share)
     count = max(wanted, _FEWEST_PER_DIM * examples.dim)
+    for more in (1, 4, 16):
+        rows = _largest_margins(examples, point, more * count)
+        estimate, error = _regression(rows.token, rows.output)
+        if math.isfinite(error):
+            break
+    reference = examples.whitening
+    return Estimate(arrays.like(estimate, reference), error, len(rows.margin))
+
+
+def _largest_margins(examples: Examples, point: np.ndarray[Any, Any], count: int) -> _Rows:
+    """The rows with the largest margins of all examples."""
 
     def work(X: Array, Y: Array) -> _Rows:
         return _margins(X, Y, point).largest(count)
@@ -112,10 +128,7 @@ def refined(examples: Examples, point: np.ndarray[Any, Any]) -> Estimate:
     def merge(first: _Rows, second: _Rows) -> _Rows:
         return first.beside(second).largest(count)
 
-    rows = examples.fold(work, merge)
-    estimate, error = _regression(rows.token, rows.output)
-    reference = examples.whitening
-    return Estimate(arrays.like(estimate, reference), error, len(rows.margin))
+    return examples.fold(work, merge)
 
 
 def _margins(X: Array, Y: Array, point: np.ndarray[Any, Any]) -> _Rows:
@@ -136,25 +149,29 @@ def _regression(
     """Weighted least squares y = x W, rows that do not fit forgotten, and a bound on its error.
 
     With weights w and M = Σ w xᵀx / Σ w the estimate is off by M⁻¹ Σ w xᵀ(y - x W) / Σ w, which
-    is at most the root mean square of the residuals over √λ_min(M).
+    is at most the root mean square of the residuals over √λ_min(M). As more rows are forgotten the
+    residuals fall, but the tokens that are left may no longer show all directions: of all turns
+    the one with the least bound is taken. The bound is infinite if none shows all directions.
     """
     size = float(np.sqrt(np.mean(np.sum(outputs**2, axis=1)))) or 1.0
     weights = np.ones(len(tokens))
+    best, least = np.zeros((tokens.shape[1], outputs.shape[1])), math.inf
     for turn in range(_ABSOLUTE_ROUNDS + _ROUNDS * len(_QUANTILES)):
         weighted = tokens * (weights / weights.sum())[:, None]
         moments = weighted.T @ tokens
         smallest = float(np.linalg.eigvalsh(moments)[0])
         if smallest < _DEGENERATE:
-            return np.zeros((tokens.shape[1], outputs.shape[1])), math.inf
+            break
         estimate = np.linalg.solve(moments, weighted.T @ outputs)
         residual = np.sqrt(np.sum((outputs - tokens @ estimate) ** 2, axis=1))
-        spread = float(np.sum(weights * residual**2) / weights.sum()) ** 0.5
+        spread = math.sqrt(float(np.sum(weights * residual**2) / weights.sum()) / smallest)
+        length = float(np.linalg.norm(estimate))
+        if spread < least * length:
+            best, least = estimate, spread / length
         if turn < _ABSOLUTE_ROUNDS:
             weights = 1 / np.maximum(residual, 1e-4 * np.median(residual) + 1e-12 * size)
         else:
             quantile = _QUANTILES[(turn - _ABSOLUTE_ROUNDS) // _ROUNDS]
             scale = max(float(np.quantile(residual, quantile)), 1e-9 * size)
             weights = 1 / (1 + (residual / scale) ** 2) ** 2
-    length = float(np.linalg.norm(estimate))
-    error = spread / math.sqrt(smallest) / length if length > 0 else math.inf
-    return estimate, error
+    return best, least

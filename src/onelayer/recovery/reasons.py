@@ -16,13 +16,11 @@ class Reason(Enum):
     HEADS_NOT_DETERMINED = "the examples are explained, but some heads could be others"
     APPROXIMATE = "the six phases found the heads to the error that was measured on the way"
     COARSE = "the six phases found the heads, but only roughly"
-    OUTPUTS_TOO_NARROW = (
-        "outputs have fewer dimensions than there are tokens: agreement cannot show"
-    )
+    AGREEMENT_HIDDEN = "the projections add up to too few dimensions to show where heads agree"
     TOO_FEW_AGREEMENTS = "heads agree on too few rows to sculpt a body around them"
     NO_LARGE_MARGINS = "too few rows make all heads attend to one token"
     SPAN_NOT_FOUND = "the body is not clearly longer in as many directions as heads would have it"
-    NO_CANDIDATES = "the body and the space of the heads do not meet"
+    NO_CANDIDATES = "no heads in the space that the body leaves open explain the examples"
     BUDGET_SPENT = "steps or seconds ran out before the examples were explained"
 
     @property
@@ -50,7 +48,7 @@ _REMEDIES = {
     ),
     Reason.APPROXIMATE: "",
     Reason.COARSE: "use polish=True, or more examples",
-    Reason.OUTPUTS_TOO_NARROW: "use examples of fewer tokens, or method='refine'",
+    Reason.AGREEMENT_HIDDEN: "use examples of fewer tokens, or method='refine'",
     Reason.TOO_FEW_AGREEMENTS: "use more examples, fewer tokens, or method='refine'",
     Reason.NO_LARGE_MARGINS: "use more or larger examples, or method='refine'",
     Reason.SPAN_NOT_FOUND: "use more examples, heads='auto', or method='refine'",

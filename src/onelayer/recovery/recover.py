@@ -108,9 +108,9 @@ def recover(
     task = Task(X, Y, keys, heads, rank, bias, causal, tol, device, restarts, polish)
     rng = np.random.default_rng(seed)
     with _listening(progress) as listener:
-        log = Log(max_steps, max_seconds, listener)
-        ways = {"auto": _automatic, "refine": methods.refine, "sculpt": methods.sculpt}
-        answer = ways[method](task, log, rng)
+        shown = listener if isinstance(listener, display.Display) else None
+        log = Log(max_steps, max_seconds, listener, shown.working if shown else None)
+        answer = _WAYS[method](task, log, rng)
     return Recovery(
         layer=answer.layer,
         converged=answer.reason.good,
@@ -129,12 +129,15 @@ def _automatic(task: Task, log: Log, rng: np.random.Generator) -> Answer:
         _choose(task, log, f"sculpt, since the examples take {size / 1e9:.1f} GB in memory")
         return methods.sculpt(task, log, rng)
     _choose(task, log, "refine, since the examples fit in memory")
-    answer = methods.refine(task, log, rng)
+    answer = _WAYS["refine"](task, log, rng)
     if answer.reason is not Reason.LOCAL_MINIMUM or not _can_be_sculpted(task):
         return answer
     _choose(task, log, "sculpt, since refine ended in a local minimum")
     second = methods.sculpt(task, log, rng)
     return second if second.reason.good else answer
+
+
+_WAYS = {"auto": _automatic, "refine": methods.refine, "sculpt": methods.sculpt}
 
 
 def _can_be_sculpted(task: Task) -> bool:

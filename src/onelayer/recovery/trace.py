@@ -45,6 +45,8 @@ class Log:
     max_steps: int
     max_seconds: float | None
     listener: Callable[[TraceRow], None] | None = None
+    working: Callable[[str, float], None] | None = None  # told how far a pass over the data is
+    stage: str = ""  # the one that is under way
     rows: list[TraceRow] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
 
@@ -70,6 +72,11 @@ class Log:
         rows, error, note = measured.rows, measured.error, measured.note
         step, seconds = len(self.rows), self.seconds
         self._write(TraceRow(step, stage, heads, rows, error, 0.0, 0, seconds, None, note))
+
+    def passing(self, share: float) -> None:
+        """A pass over the examples of the stage under way has come so far."""
+        if self.working is not None:
+            self.working(self.stage, share)
 
     def _write(self, row: TraceRow) -> None:
         self.rows.append(row)
