@@ -22,11 +22,13 @@ lint: .venv/dev   ## check style, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy src
 
-bench: .venv/dev   ## time recovery and learning curves beside their peers; success against sample size
+bench: .venv/dev   ## time recovery and learning curves beside their peers; success against sample size; each phase of sculpting
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/samples.py
 	$(BIN)/python benchmarks/learning_curves.py
 	$(BIN)/python benchmarks/sample_sizes.py
+	$(BIN)/python benchmarks/sculpt.py
+	$(BIN)/python benchmarks/conditions.py
 
 clean:   ## remove the virtual environment and everything built
 	rm -rf .venv build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -4,6 +4,7 @@ import itertools
 import math
 
 import numpy as np
+from scipy.optimize import linprog
 
 
 def attention_layer(
@@ -404,3 +405,97 @@ def curve_error(predictions, targets):
         squares = sum((predictions[i, target] - targets[i, target]) ** 2 for i in range(n))
         errors[target] = squares / sum((targets[i, target] - mean) ** 2 for i in range(n))
     return errors
+
+
+# Rows on which heads agree
+
+
+def agreed_row(images, output):
+    """The p with sum 1 that makes p @ images the nearest to an output row, and its residual.
+
+    The last weight is what the others leave of 1, so that plain least squares do.
+    """
+    others = images[:-1] - images[-1]
+    free, *_ = np.linalg.lstsq(others.T, output - images[-1], rcond=None)
+    p = np.array([*free, 1 - sum(free)])
+    residual = output - row_times(p, images)
+    return p, math.sqrt(dot(residual, residual))
+
+
+def agreed_spread(images, output):
+    """How far each p_b moves with an error of length 1 in the output, in its worst direction.
+
+    p is affine in the output: what unit errors do to it says what all others do.
+    """
+    p, _ = agreed_row(images, output)
+    squares = np.zeros(len(p))
+    for direction in np.eye(len(output)):
+        moved, _ = agreed_row(images, output + direction)
+        squares += (moved - p) ** 2
+    return np.sqrt(squares)
+
+
+def certifying_distance(images, output):
+    """The least t for which some p ≥ 0 with sum 1 has every coordinate of p @ images within t."""
+    tokens, out_dim = images.shape
+    rows, limits = [], []
+    for i in range(out_dim):
+        for sign in (1.0, -1.0):
+            rows.append([*(sign * images[:, i]), -1.0])
+            limits.append(sign * output[i])
+    cost = [0.0] * tokens + [1.0]
+    total = [[1.0] * tokens + [0.0]]
+    return linprog(cost, A_ub=rows, b_ub=limits, A_eq=total, b_eq=[1.0]).fun
+
+
+def agreement_slabs(X, Y, projection_sum, error, least_error, width):
+    """All slabs of all rows, two-sided and one-sided: lists of (key, normal, value, error)."""
+    two_sided, one_sided = [], []
+    for example, row in present_rows(*X.shape[:2]):
+        images = np.array([row_times(token, projection_sum) for token in X[example]])
+        size = math.sqrt(sum(dot(image, image) for image in images) / len(images))
+        p, residual = agreed_row(images, Y[example, row])
+        size *= min(1.0, math.sqrt(dot(p, p))) / math.sqrt(len(Y[example, row]))
+        wrong = (residual + error * size) * agreed_spread(images, Y[example, row])
+        c = max(range(len(p)), key=lambda token: p[token])
+        for b in range(len(p)):
+            normal = np.outer(X[example, row], X[example, b] - X[example, c]).ravel()
+            highest, lowest = max(p[b], 0.0) + width * wrong[b], p[c] - width * wrong[c]
+            if b != c and p[b] > wrong[b] and p[c] > wrong[c]:
+                value = math.log(p[b] / p[c])
+                log_error = max(wrong[b] / p[b] + wrong[c] / p[c], least_error)
+                key = log_error / min(abs(value), 1.0)
+                two_sided.append((key, normal, value, log_error))
+            elif b != c and p[b] <= wrong[b] and lowest > highest:
+                one_sided.append((wrong[b], normal, math.log(highest / lowest), 0.0))
+    return two_sided, one_sided
+
+
+def best_slabs(slabs, count):
+    """The slabs with the smallest keys, of those with equal or opposite normals only the first."""
+    chosen = []
+    for slab in sorted(slabs, key=lambda slab: slab[0]):
+        if len(chosen) == count:
+            break
+        gaps = [abs(sign * slab[1] - other[1]) for other in chosen for sign in (1.0, -1.0)]
+        if all(max(gap) > 1e-6 for gap in gaps):
+            chosen.append(slab)
+    return chosen
+
+
+# Small polytopes
+
+
+def vertices(normals, lower, upper):
+    """All corners of a bounded body lower ≤ normals @ x ≤ upper, by trying all sets of faces."""
+    dim = normals.shape[1]
+    faces = [(n, limit) for n, *ends in zip(normals, lower, upper, strict=True) for limit in ends]
+    corners = []
+    for chosen in itertools.combinations([f for f in faces if math.isfinite(f[1])], dim):
+        matrix = np.array([normal for normal, _ in chosen])
+        if np.linalg.cond(matrix) < 1e9:
+            corner = np.linalg.solve(matrix, [limit for _, limit in chosen])
+            values = normals @ corner
+            if np.all(values >= lower - 1e-9) and np.all(values <= upper + 1e-9):
+                corners.append(corner)
+    return np.array(corners)

@@ -440,3 +440,34 @@ def test_blas_threads_are_those_of_numpy_only(xp_array):
     with threadpool_limits(limits=1, user_api="blas"):
         assert arrays.blas_threads(reference) == 1
     assert arrays.blas_threads(reference) >= 1
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        ([1, -3, 2], "float64", 3.0),
+        ([1, -3, 4], "float32", 4.0),
+        ([-2, -1], "float64", 2.0),
+        ([-127, -128], "int8", 128.0),
+        ([3, 255], "uint8", 255.0),
+        ([-(2**40), 1], "int64", 2.0**40),
+        ([False, True], "bool", 1.0),
+        ([False, False], "bool", 0.0),
+        ([0, 0], "float64", 0.0),
+    ],
+)
+def test_the_largest_entry_counts_without_its_sign(xp_array, values, dtype, expected):
+    largest = arrays.largest(xp_array(np.array([values], dtype=dtype)))
+    assert largest == expected
+    assert type(largest) is float
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8"])
+def test_the_largest_entry_is_found_without_a_copy(dtype):
+    values = np.array(100 * numbers(1000, 10)).astype(dtype)
+    tracemalloc.start()
+    largest = arrays.largest(values)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert largest == max(abs(float(value)) for value in values.ravel())
+    assert peak < values.nbytes / 2

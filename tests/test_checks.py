@@ -75,6 +75,51 @@ def test_empty_token_arrays_are_refused(xp_array, shape):
         checks.token_array(xp_array(np.ones(shape)))
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int64", "float32", "float64"])
+def test_plain_token_arrays_are_left_as_they_are(xp_array, dtype):
+    X = xp_array(np.ones((2, 3, 4), dtype=dtype))
+    assert checks.plain_token_array(X) is X
+
+
+def test_plain_token_arrays_on_disk_stay_there(tmp_path):
+    np.save(tmp_path / "X.npy", np.ones((2, 3, 4), dtype=np.int8))
+    X = np.load(tmp_path / "X.npy", mmap_mode="r")
+    assert checks.plain_token_array(X) is X
+
+
+def test_lists_become_plain_token_arrays():
+    X = checks.plain_token_array([[[1, 2]], [[3, 4]]])
+    assert type(X) is np.ndarray
+    assert X.dtype == np.int64
+    assert X.shape == (2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (np.ones((3, 4)), ValueError, r"Y has shape \(3, 4\), expected three axes \(examples, to"),
+        (np.ones((2, 0, 4), dtype=int), ValueError, r"Y has shape \(2, 0, 4\), expected at least "),
+        (np.full((1, 2, 3), np.nan), ValueError, "Y has 6 NaN or infinite entries, expected finit"),
+        (np.full((1, 2, 3), -np.inf), ValueError, "Y has 6 NaN or infinite entries, expected fini"),
+        (np.ones((1, 2, 3)) * 1j, TypeError, "Y has dtype complex128, expected real numbers"),
+        (np.full((1, 2, 3), "a"), TypeError, "Y has dtype <U1, expected real numbers"),
+        (np.full((1, 2, 3), None), TypeError, "Y has dtype object, expected real numbers"),
+        ([[[1.0], [2.0, 3.0]]], ValueError, "Y is a ragged sequence, expected a rectangular arra"),
+    ],
+)
+def test_what_is_no_plain_token_array_is_refused(value, error, message):
+    with pytest.raises(error, match=message):
+        checks.plain_token_array(value, "Y")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_entry_that_is_not_finite_is_enough_to_refuse_tokens(xp_array, bad):
+    X = np.ones((2, 3, 4), dtype=np.float32)
+    X[1, 2, 3] = bad
+    with pytest.raises(ValueError, match="X has 1 NaN or infinite entries, expected finite number"):
+        checks.plain_token_array(xp_array(X))
+
+
 def test_no_mask_stays_no_mask():
     assert checks.key_mask(None, np.ones((2, 3, 4))) is None
 

@@ -260,7 +260,7 @@ def test_conditions_that_hold(sound):
     assert result.exit_code == 0
     assert result.stderr == ""
     assert "Conditions of AttentionLayer(heads=2, dim=4, out_dim=4)" in result.stdout
-    assert "11 of 11 conditions hold." in result.stdout
+    assert "12 of 12 conditions hold." in result.stdout
     found = onelayer.conditions(AttentionLayer.load(sound))
     rows = rows_of(result.stdout)
     assert list(rows) == list(found)
@@ -279,7 +279,7 @@ def test_conditions_that_do_not_hold(unsound):
         name: condition.holds for name, condition in found.items()
     }
     assert rows["largest scale"][:3] == ["52.9", "<= 10", "no"]
-    assert f"{sum(c.holds for c in found.values())} of 11 conditions hold." in result.stdout
+    assert f"{sum(c.holds for c in found.values())} of 12 conditions hold." in result.stdout
 
 
 def test_conditions_beside_those_of_random_layers(unsound):

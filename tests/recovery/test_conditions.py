@@ -25,6 +25,7 @@ NAMES = [
     "norm ratio",
     "effective rank",
     "singular gap",
+    "sum size",
     "sum conditioning",
     "attention independence",
     "projection independence",
@@ -114,6 +115,7 @@ def naive_conditions(thetas, projections):
         "norm ratio": max(norms) / min(norms),
         "effective rank": rank,
         "singular gap": gap,
+        "sum size": norm(sum(projections)) / math.sqrt(sum(inner(B, B) for B in projections)),
         "sum conditioning": total[-1] / total[0],
         "attention independence": independence(thetas),
         "projection independence": independence(projections),
@@ -204,7 +206,8 @@ def test_a_layer_that_meets_all_conditions():
     assert list(found) == NAMES
     assert all(condition.holds for condition in found.values())
     size = math.sqrt(1 + 0.81 + 0.64 + 0.49)
-    expected = [2 * size, 2 * size, math.sqrt(2), math.sqrt(0.5), 0, 1, size**2, 0.1, 1 / 3, 1, 1]
+    expected = [2 * size, 2 * size, math.sqrt(2), math.sqrt(0.5), 0, 1, size**2, 0.1, 1, 1 / 3]
+    expected += [1, 1]
     assert [c.measured for c in found.values()] == pytest.approx(expected)
 
 
@@ -214,6 +217,8 @@ def test_a_layer_that_meets_all_conditions():
         ("scale", 0.1 * ATTENTION, PROJECTION),
         ("largest scale", 4 * ATTENTION, PROJECTION),
         ("hull distance", np.stack([ATTENTION[0], ATTENTION[1] - ATTENTION[0]]), PROJECTION),
+        ("sum size", ATTENTION, PROJECTION + np.array([1, -1])[:, None, None] * np.eye(4)[::-1]),
+        ("sum conditioning", ATTENTION, parts(2, np.ones(4))),
         ("norm ratio", ATTENTION * np.array([2.5, 0.7])[:, None, None], PROJECTION),
         (
             "attention independence",
@@ -276,7 +281,7 @@ def test_a_head_of_norm_zero_fails_what_divides_by_it():
 def test_a_layer_of_zeros_fails_all_it_can_and_nothing_is_nan(heads, dim):
     layer = AttentionLayer(np.zeros((heads, dim, dim)), np.zeros((heads, dim, 2)))
     assert not any(math.isnan(value) for value in measured(layer).values())
-    never_failing = {"largest scale", "singular gap", "sum conditioning"}
+    never_failing = {"largest scale", "singular gap"}
     holding = never_failing | ({"distance", "incoherence"} if heads == 1 else set())
     assert failing(layer) == set(NAMES) - holding
 

@@ -171,7 +171,7 @@ def test_few_examples_are_not_enough(n):
     _, X, Y = examples(n=n)
     found = recover(X, Y, heads=2, method="sculpt", polish=False)
     assert not found.converged
-    assert found.reason in (Reason.TOO_FEW_AGREEMENTS, Reason.NO_LARGE_MARGINS, Reason.COARSE)
+    assert found.reason.remedy.startswith("use")
 
 
 def test_outputs_narrower_than_the_tokens_cannot_show_agreement():
@@ -329,4 +329,5 @@ def test_a_display_is_told_of_every_pass_over_the_examples(monkeypatch):
         "phase 3: refined sum",
         "phase 4: sculpt again",
     }
-    assert all(0 < share <= 1 for _, share in told)
+    assert all(0 <= share <= 1 for _, share in told)
+    assert told[-1][1] == 1

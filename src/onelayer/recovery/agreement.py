@@ -9,7 +9,7 @@ hull. With D the images less their mean and p = 1/k + q,
 A row with a large residual shows heads that differ. A small one is no proof, but an error of size r
 in y moves p_b by r √((D Dᵀ)⁺_bb) at the most, so residual and error of W together say how far
 log p_b can be trusted. The certificate by linear programming (is there a p ≥ 0 with
-Σ p = 1 and every coordinate of y within τ of p X W?) give the same verdict up to a factor √e in τ,
+Σ p = 1 and every coordinate of y within τ of p X W?) gives the same verdict up to a factor √e in τ,
 see `certified`.
 """
 
@@ -35,7 +35,7 @@ class Agreement:
 
     weights: Array  # p (n, k rows, k tokens), each row with sum 1, perhaps negative
     residual: Array  # (n, k): what no p explains
-    size: Array  # (n, 1): root mean square of the tokens' images |x_b W|
+    size: Array  # (n, k): about |p X W|, had the images x_b W of the tokens nothing in common
     spread: Array  # (n, k tokens): how far p_b moves with an error of 1 in y
 
 
@@ -44,30 +44,34 @@ def agreement(X: Array, Y: Array, projection_sum: Array) -> Agreement:
     xp = arrays.namespace(X)
     tokens = X.shape[1]
     images = X @ projection_sum
-    size = xp.sqrt(xp.sum(images * images, axis=(1, 2)) / tokens)
+    length = xp.sqrt(xp.sum(images * images, axis=(1, 2)) / tokens)
     centre = xp.mean(images, axis=1, keepdims=True)
     images, outputs = images - centre, Y - centre
-    inverse = _centred_inverse(images @ arrays.transpose(images))
+    inverse = _centred_inverse(images @ arrays.transpose(images), length)
     weights = (outputs @ arrays.transpose(images)) @ inverse
     left = outputs - weights @ images
+    weights = weights + 1 / tokens
+    share = xp.sqrt(xp.sum(weights * weights, axis=2))  # at most 1 for p ≥ 0
     return Agreement(
-        weights + 1 / tokens,
+        weights,
         xp.sqrt(xp.sum(left * left, axis=2)),
-        size[:, None],
+        length[:, None] * xp.clip(share, None, 1.0),
         xp.sqrt(xp.clip(xp.linalg.diagonal(inverse), 0.0, None)),
     )
 
 
-def _centred_inverse(gram: Array) -> Array:
+def _centred_inverse(gram: Array, length: Array) -> Array:
     """The pseudo-inverses of matrices (n, k, k) that vanish on constants, very large where two
-    tokens are one and the same.
+    tokens are one and the same. `length` (n,) is that of the images before they were centred.
 
     With J the projection on constants, (G + t J)⁻¹ = G⁺ + J / t.
     """
     xp = arrays.namespace(gram)
     tokens = gram.shape[1]
-    size = xp.sum(xp.linalg.diagonal(gram), axis=1)[:, None, None] / max(1, tokens - 1)
-    size = xp.where(size > 0, size, xp.ones_like(size))
+    size = xp.sum(xp.linalg.diagonal(gram), axis=1) / max(1, tokens - 1)
+    # Where all tokens are one and the same what is left is rounding, and not to be divided by.
+    size = xp.where(size > _SAME_TOKEN**2 * length * length, size, xp.ones_like(size))
+    size = size[:, None, None]
     constants = arrays.like(np.full((tokens, tokens), 1 / tokens), gram)
     identity = arrays.like(np.eye(tokens), gram)
     lifted = gram / size + constants + _SAME_TOKEN * identity

@@ -20,6 +20,10 @@ Vector = np.ndarray[Any, Any]
 Matrix = np.ndarray[Any, Any]
 
 _NEAREST = 0.8
+_THINNEST = 1e-3  # of its error: half the width that a slab always has
+# Singular values below this share of the largest are rounding errors of zero: they are square
+# roots of eigenvalues that are right to the spacing of numbers.
+UNSEEN = 1e-7
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +91,10 @@ class Body:
         normals, lower = self.normals / unit[:, None], self.lower / unit
         constraints = np.concatenate([normals[above], -normals])
         limits = np.concatenate([self.upper[above] / unit[above], -lower])
+        # And θ in units of its likely size: the solver's tolerance of the objective is absolute.
+        longest = float(np.max(np.linalg.norm(constraints, axis=1), initial=0.0))
+        scale = float(np.max(np.abs(limits), initial=0.0)) / longest if longest > 0 else 1.0
+        scale = scale or 1.0
         size = self.normals.shape[1]
         settings = clarabel.DefaultSettings()
         settings.verbose = False
@@ -94,11 +102,11 @@ class Body:
             sparse.eye(size, format="csc"),
             np.zeros(size),
             sparse.csc_matrix(constraints),
-            limits,
+            limits / scale,
             [clarabel.NonnegativeConeT(len(limits))],
             settings,
         ).solve()
-        return np.array(solution.x) if _solved(solution.status) else None
+        return scale * np.array(solution.x) if _solved(solution.status) else None
 
     def spectrum(self) -> Spectrum:
         """Singular values and directions of the two-sided slabs, each in units of its error."""
@@ -116,8 +124,8 @@ class Body:
         values = spectrum.values[free:]
         middle = (self.lower + self.upper)[self.two_sided] / (2 * self.error[self.two_sided])
         pulled = thin @ (self._scaled().T @ middle) / max(1, len(middle))
-        floor = np.finfo(float).eps * max(float(values[-1]), np.finfo(float).tiny)
-        return np.asarray((pulled / np.maximum(values, floor) ** 2) @ thin)
+        seen = values > UNSEEN * max(float(values[-1]), np.finfo(float).tiny)
+        return np.asarray((pulled[seen] / values[seen] ** 2) @ thin[seen])
 
     def part(self, kept: np.ndarray[Any, Any]) -> Body:
         """The body of some of the slabs."""
@@ -143,7 +151,7 @@ class Body:
         two_sided = self.part(self.two_sided)
         middle = (two_sided.lower + two_sided.upper) / 2
         distance = np.abs(two_sided.normals @ centre - middle) / two_sided.error
-        reach = float(np.quantile(distance, _NEAREST))
+        reach = max(float(np.quantile(distance, _NEAREST)), _THINNEST)
         near = np.flatnonzero(distance <= reach)
         near = near[np.argsort(two_sided.error[near], kind="stable")[:most]]
         error = two_sided.error[near]

@@ -81,6 +81,7 @@ def net(space: Space, body: Body) -> Matrix | None:
     for per_axis in range(2, _MOST_PER_AXIS + 1):
         axes = [np.linspace(low, high, per_axis) for low, high in ends]
         grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, dimensions)
+        grid = np.unique(grid, axis=0)  # a section without width has one point only
         inside = grid[[section.contains(point, slack=1e-9) for point in grid]]
         if math.comb(len(inside), space.heads) > _MOST_TUPLES:
             break

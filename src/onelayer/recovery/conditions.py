@@ -7,13 +7,14 @@ head ("norm ratio"), and differently ("distance", "incoherence", "attention inde
 must not be so large that every row attends to one token ("largest scale"), nor cancel so that no
 row is on the side of all heads ("hull distance": the paper's point of least norm needs it).
 Attention is read off an output through the sum of the projections, which must be invertible ("sum
-conditioning"), and the projections must not be interchangeable ("projection independence").
+conditioning") and must not cancel ("sum size"), and the projections must not be interchangeable
+("projection independence").
 
 The paper asks for these in orders of magnitude. The needed values here were measured with
-`benchmarks/conditions.py`: layers of two or three heads in 8 dimensions, one condition made worse in
-steps, 100,000 Boolean examples of three tokens; up to the needed value all six phases went through
-on all seeds. Effective rank, singular gap and conditioning of the sum never broke a phase. A layer
-may fail a condition and be recovered all the same, by Gauss-Newton steps above all.
+`benchmarks/conditions.py`: layers of two or three heads in 8 dimensions, one condition made worse
+in steps, 100,000 Boolean examples of three tokens; up to the needed value all six phases went
+through on all seeds. Effective rank and singular gap never broke a phase. A layer may fail a
+condition and be recovered all the same, by Gauss-Newton steps above all.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ _NEEDED = (
     ("scale", 1.5, True, "norm of the weakest Θ: spread of its scores on Boolean inputs"),
     ("largest scale", 10.0, False, "norm of the strongest Θ"),
     ("distance", 0.08, True, "difference of the closest two Θ, over the larger norm"),
-    ("hull distance", 0.45, True, "distance of 0 from the affine hull of the Θ, over the least norm"),
+    ("hull distance", 0.45, True, "distance of 0 from the affine hull of the Θ, over least norm"),
     ("incoherence", 0.997, False, "cosine, without its sign, of the two most aligned Θ"),
     ("norm ratio", 3.0, False, "norm of the strongest Θ over the weakest"),
     ("effective rank", 1.0, True, "least (Frobenius norm / spectral norm)² of a Θ"),
     ("singular gap", 0.0, True, "closest two singular values of a Θ, over its largest"),
-    ("sum conditioning", 0.0, True, "least singular value of the sum of the W, over the largest"),
+    ("sum size", 0.7, True, "norm of the sum of the W, over that of all W side by side"),
+    ("sum conditioning", 1e-6, True, "least singular value of the sum of the W, over the largest"),
     ("attention independence", 0.3, True, "least singular value of the Θ as unit vectors"),
     ("projection independence", 0.12, True, "least singular value of the W as unit vectors"),
 )
@@ -110,6 +112,7 @@ def conditions(layer: AttentionLayer) -> dict[str, Condition]:
     - "norm ratio": max |Θ_i| / min |Θ_i|;
     - "effective rank": min |Θ_i|² / |Θ_i|²_op;
     - "singular gap": min (σ_r - σ_{r+1}) / σ_1 over the singular values of each Θ_i;
+    - "sum size": |Σ W_i| / √(Σ |W_i|²);
     - "sum conditioning": σ_min / σ_max of W = Σ W_i, of its min(d, e) singular values;
     - "attention independence": σ_min of the m x d² matrix with rows vec(Θ_i) / |Θ_i|;
     - "projection independence": the same for the W_i.
@@ -187,6 +190,7 @@ def _measured(layer: AttentionLayer) -> dict[str, float]:
         "norm ratio": float(norms.max() / norms.min()) if norms.all() else math.inf,
         "effective rank": _effective_rank(norms, spectra),
         "singular gap": _singular_gap(spectra),
+        "sum size": _ratio(float(np.linalg.norm(total)), float(np.linalg.norm(projection))),
         "sum conditioning": _ratio(total[-1], total[0]),
         "attention independence": _independence(units),
         "projection independence": _independence(_unit_rows(projection)),

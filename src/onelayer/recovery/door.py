@@ -10,7 +10,7 @@ from onelayer.arrays import Array
 _LARGEST_TOL = 1e-3
 _LARGEST_ENTRY = 1e100  # of X, or one over it: beyond, scores are not representable
 _FEWEST_TO_SCULPT = 20
-_LARGEST_DIM_TO_SCULPT = 48  # beyond, the slabs alone take gigabytes
+_LEAST_DIM_TO_SCULPT, _LARGEST_DIM_TO_SCULPT = 2, 48  # beyond, slabs alone take gigabytes
 METHODS = ("auto", "refine", "sculpt")
 
 
@@ -86,6 +86,11 @@ def sculpting(X: Array, heads: int | Literal["auto"], **refused: bool) -> None:
     if n < _FEWEST_TO_SCULPT:
         raise ValueError(
             f"X has {n} examples, expected at least {_FEWEST_TO_SCULPT} for method='sculpt'"
+        )
+    if dim < _LEAST_DIM_TO_SCULPT:
+        raise ValueError(
+            f"X has tokens of dimension {dim}, expected at least {_LEAST_DIM_TO_SCULPT} for "
+            "method='sculpt'"
         )
     if dim > _LARGEST_DIM_TO_SCULPT:
         raise ValueError(

@@ -73,9 +73,10 @@ class Examples:
         def merge_and_tell(total: Result, result: Result) -> Result:
             nonlocal done
             done += 1
-            self.passing(done / len(parts))
+            self.passing((done + 1) / len(parts))
             return merge(total, result)
 
+        self.passing(0.0)
         return blocks.fold_over(
             parts, lambda part: work(*self._read(part)), merge_and_tell, self.whitening
         )
@@ -90,8 +91,8 @@ class Examples:
     def positions(self, most: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
         """Random examples that are not held out, at most so many, ascending."""
         drawn = min(most + len(self.held_out), int(self.X.shape[0]))
-        drawn_positions = rng.choice(int(self.X.shape[0]), drawn, replace=False)
-        return np.setdiff1d(drawn_positions, self.held_out)[:most]
+        positions = rng.choice(int(self.X.shape[0]), drawn, replace=False)
+        return np.sort(positions[~np.isin(positions, self.held_out)][:most])
 
     def _parts(self) -> list[slice]:
         # Tokens, outputs, their images and centred images, and the k x k matrices of a row.

@@ -27,7 +27,7 @@ _DELTA = 0.05  # the certificate's bounds hold with probability 1 - _DELTA
 _FITTED, _EQUATIONS = 3000, 30.0
 # Without polishing a layer is believed up to this error of the space of its heads, and if held-out
 # outputs are off by no more than twice that error, or by this much.
-_COARSE, _FINE = 0.1, 0.02
+_COARSE, _FINE = 0.06, 0.02
 _UNEXPLAINED = 0.3  # a held-out error from which heads are not even roughly right
 
 
@@ -85,7 +85,7 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
 def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     """The six phases, and Gauss-Newton steps from where they end if polishing is asked for."""
     log.stage = "whitening"
-    state, held_out = _begin(task, log, rng)
+    state, held_out = begin(task, log, rng)
     state = phases.run(state, log)
     fitted = state.fitted
     with arrays.calm_threads(_product_size(fitted, state.heads or 1)):
@@ -106,7 +106,7 @@ def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     return _answer(task, fitted, fit, reason, certificate)
 
 
-def _begin(task: Task, log: Log, rng: np.random.Generator) -> tuple[phases.State, Problem]:
+def begin(task: Task, log: Log, rng: np.random.Generator) -> tuple[phases.State, Problem]:
     """The state before the first phase, and the examples of the certificate."""
     n = int(task.X.shape[0])
     held_out = np.sort(rng.choice(n, min(max(2, n // 20), _MOST_HELD_OUT), replace=False))

@@ -54,12 +54,12 @@ def run(state: State, log: Log) -> State:
     """All six phases, or as many as can be done; each writes its row to the trace."""
     state = _take("phase 1: crude sum of projections", crude_sum, state, log)
     state = _take("phase 2: sculpt", sculpted, state, log)
-    for _ in range(_MOST_ROUNDS):
-        before = state
-        state = _take("phase 3: refined sum", refined_sum, state, log)
-        state = _take("phase 4: sculpt again", sculpted, state, log)
-        if not _is_worth_another_round(state, before):
+    before, state = state, _round(state, log)
+    for _ in range(_MOST_ROUNDS - 1):
+        if not _GOOD_SUM < _error(state) < _WORTHWHILE * _error(before):
             break
+        before, state = state, _round(state, log)
+        state = min(before, state, key=_error)
     state = _take("phase 5: span", extracted, state, log)
     return _take("phase 6: candidates", solved, state, log)
 
@@ -76,10 +76,15 @@ def _take(name: str, phase: Phase, state: State, log: Log) -> State:
     return state
 
 
-def _is_worth_another_round(state: State, before: State) -> bool:
-    if state.refusal is not None or state.sum is None or before.sum is None:
-        return False
-    return _GOOD_SUM < state.sum.error < _WORTHWHILE * before.sum.error
+def _round(state: State, log: Log) -> State:
+    """Phases 3 and 4."""
+    state = _take("phase 3: refined sum", refined_sum, state, log)
+    return _take("phase 4: sculpt again", sculpted, state, log)
+
+
+def _error(state: State) -> float:
+    """Of the sum of the projections; infinite for a state that cannot go on."""
+    return math.inf if state.sum is None or state.refusal is not None else state.sum.error
 
 
 def crude_sum(state: State) -> tuple[State, Measured]:
@@ -123,9 +128,10 @@ def refined_sum(state: State) -> tuple[State, Measured]:
         point = state.sculpture.centre
     estimate = projection_sum.refined(examples, point.reshape(dim, dim))
     text = "W by regression on the rows with the largest margins; a bound from its residuals"
-    refusal = None if math.isfinite(estimate.error) else Reason.NO_LARGE_MARGINS
-    state = replace(state, sum=estimate, refusal=refusal)
-    return state, Measured(estimate.rows, estimate.error, text)
+    measured = Measured(estimate.rows, estimate.error, text)
+    if not math.isfinite(estimate.error):
+        return replace(state, refusal=Reason.NO_LARGE_MARGINS), measured
+    return replace(state, sum=estimate), measured
 
 
 def extracted(state: State) -> tuple[State, Measured]:

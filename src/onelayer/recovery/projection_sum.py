@@ -31,10 +31,11 @@ from onelayer.recovery.examples import Examples
 
 # Rows for the regression of phase 3: so many per dimension, but no more than this share of all.
 _ROWS_PER_DIM, _LARGEST_SHARE, _FEWEST_PER_DIM = 2000, 0.02, 20
-# Its weights: 1/residual, then 1/(1 + (residual/s)²)² with s one quantile of them after the other.
-_ABSOLUTE_ROUNDS, _ROUNDS, _QUANTILES = 10, 10, (0.5, 0.25, 0.1)
+# Its weights: 1/(1 + (residual/s)²)², with s one quantile of the residuals after the other.
+_ROUNDS, _QUANTILES = 10, (0.5, 0.25, 0.1)
 _SAMPLE, _AGREEING = 20_000, 0.02  # examples and share of rows by which phase 1 is judged
 _DEGENERATE = 1e-6  # a second moment of the attended tokens below this: a direction is not seen
+_FEWEST_DISTINCT = 1.5  # tokens per dimension: with fewer the regression fits whatever they say
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +62,8 @@ def _error_by_agreement(examples: Examples, estimate: Array) -> float:
     """The relative error of W, from the rows that agree best with it.
 
     A row on which heads agree leaves a residual (see `agreement`) because W is wrong and for no
-    other reason: relative to the size of the images its square is error² χ²/e, with e - k + 1
-    degrees of freedom. If all rows were of that kind, the 2 % with the least residuals would be
+    other reason: relative to the size of p X W its square is error² χ²/e, with e - k + 1 degrees of
+    freedom. If all rows were of that kind, the 2 % with the least residuals would be
     the 2 % of that distribution; if fewer are, the error is overestimated.
     """
     left = examples.out_dim - examples.tokens + 1
@@ -151,27 +152,41 @@ def _regression(
     With weights w and M = Σ w xᵀx / Σ w the estimate is off by M⁻¹ Σ w xᵀ(y - x W) / Σ w, which
     is at most the root mean square of the residuals over √λ_min(M). As more rows are forgotten the
     residuals fall, but the tokens that are left may no longer show all directions: of all turns
-    the one with the least bound is taken. The bound is infinite if none shows all directions.
+    the one with the least bound is taken. The bound is infinite if none shows all directions. Of
+    Boolean tokens in few dimensions there may be few that are distinct: residuals are then small
+    because W was fitted to them, which the usual factor N / (N - d) makes up for.
     """
     size = float(np.sqrt(np.mean(np.sum(outputs**2, axis=1)))) or 1.0
+    dim = tokens.shape[1]
+    kind = _kinds(tokens)
     weights = np.ones(len(tokens))
-    best, least = np.zeros((tokens.shape[1], outputs.shape[1])), math.inf
-    for turn in range(_ABSOLUTE_ROUNDS + _ROUNDS * len(_QUANTILES)):
+    best, least = np.zeros((dim, outputs.shape[1])), math.inf
+    for quantile in np.repeat(_QUANTILES, _ROUNDS):
         weighted = tokens * (weights / weights.sum())[:, None]
         moments = weighted.T @ tokens
         smallest = float(np.linalg.eigvalsh(moments)[0])
-        if smallest < _DEGENERATE:
+        distinct = _effective_number(kind, weights)
+        if smallest < _DEGENERATE or distinct < _FEWEST_DISTINCT * dim:
             break
         estimate = np.linalg.solve(moments, weighted.T @ outputs)
         residual = np.sqrt(np.sum((outputs - tokens @ estimate) ** 2, axis=1))
-        spread = math.sqrt(float(np.sum(weights * residual**2) / weights.sum()) / smallest)
+        variance = float(np.sum(weights * residual**2) / weights.sum())
+        spread = math.sqrt(variance / smallest * distinct / (distinct - dim))
         length = float(np.linalg.norm(estimate))
         if spread < least * length:
             best, least = estimate, spread / length
-        if turn < _ABSOLUTE_ROUNDS:
-            weights = 1 / np.maximum(residual, 1e-4 * np.median(residual) + 1e-12 * size)
-        else:
-            quantile = _QUANTILES[(turn - _ABSOLUTE_ROUNDS) // _ROUNDS]
-            scale = max(float(np.quantile(residual, quantile)), 1e-9 * size)
-            weights = 1 / (1 + (residual / scale) ** 2) ** 2
+        scale = max(float(np.quantile(residual, quantile)), 1e-9 * size)
+        weights = 1 / (1 + (residual / scale) ** 2) ** 2
     return best, least
+
+
+def _kinds(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A number for every token, the same for those that are equal or opposite."""
+    mixed = np.abs(tokens @ np.random.default_rng(0).standard_normal(tokens.shape[1]))
+    return np.unique(np.round(mixed, 9), return_inverse=True)[1]
+
+
+def _effective_number(kind: np.ndarray[Any, Any], weights: np.ndarray[Any, Any]) -> float:
+    """How many kinds of tokens have a say: (Σ w)² / Σ w² over the kinds' weights."""
+    totals = np.bincount(kind, weights)
+    return float(totals.sum() ** 2 / np.sum(totals**2))

@@ -19,7 +19,7 @@ import numpy as np
 from onelayer import arrays
 from onelayer.arrays import Array
 from onelayer.recovery.agreement import certified
-from onelayer.recovery.body import Body, Spectrum
+from onelayer.recovery.body import UNSEEN, Body, Spectrum
 from onelayer.recovery.examples import Examples
 from onelayer.recovery.slabs import WIDTH, Slabs, find_slabs
 
@@ -28,6 +28,7 @@ from onelayer.recovery.slabs import WIDTH, Slabs, find_slabs
 # the slabs that are left, next to none has a head farther than WIDTH from its middle.
 _ODD = 4.0
 _ROUNDS = 8  # of dropping odd slabs
+_STILL_MET = 0.9  # of the slabs that are met, when directions are left free
 CLEAR_GAP = 2.0  # the next singular value over one that counts as free
 _FEWEST_SLABS = 1.5  # per unknown
 
@@ -57,7 +58,7 @@ def sculpt(
     if body is None:
         return None
     spectrum = body.spectrum()
-    free = _clear_free(spectrum, None if heads is None else heads - 1)
+    free = _clear_free(body, spectrum, None if heads is None else heads - 1)
     kept = len(body.error)
     centre = body.centre(spectrum, free)
     return Sculpture(
@@ -71,7 +72,8 @@ def clear_gap(spectrum: Spectrum, free: int | None = None) -> tuple[int, float]:
     Of all numbers up to a quarter of the unknowns the one with the largest gap, zero if no gap is
     clear; or the gap above a given number. With none free the gap is infinite.
     """
-    values = np.maximum(spectrum.values, np.finfo(float).tiny)
+    floor = max(UNSEEN * float(spectrum.values[-1]), np.finfo(float).tiny)
+    values = np.maximum(spectrum.values, floor)
     gaps = values[1:] / values[:-1]
     if free is None:
         candidates = gaps[: max(1, len(values) // 4)]
@@ -81,14 +83,25 @@ def clear_gap(spectrum: Spectrum, free: int | None = None) -> tuple[int, float]:
     return free, float(gaps[free - 1]) if free else np.inf
 
 
-def _clear_free(spectrum: Spectrum, free: int | None) -> int:
+def _clear_free(body: Body, spectrum: Spectrum, free: int | None) -> int:
     """The number of free directions if they are clear, else none.
 
     While W is crude no gap shows. To leave the smallest directions free all the same would drop
     good slabs and lose the hull: measured on random layers, phase 3 then fails for one in three.
+    And a direction that the slabs need to be met is not free: since slabs with small log-ratios
+    are known best, the direction of the heads themselves may look so.
     """
     found, gap = clear_gap(spectrum, free)
-    return found if gap >= CLEAR_GAP else 0
+    if found == 0 or gap < CLEAR_GAP:
+        return 0
+    shares = [np.mean(_missed(body, body.centre(spectrum, f)) < _ODD) for f in (0, found)]
+    return found if shares[1] > _STILL_MET * shares[0] else 0
+
+
+def _missed(body: Body, centre: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """How far two-sided slabs are missed by a centre, in units of their errors."""
+    middle = (body.lower + body.upper) / 2
+    return np.asarray(np.abs(body.normals @ centre - middle) / body.error)
 
 
 def _certified(slabs: Slabs, projection_sum: Array) -> np.ndarray[Any, Any]:
@@ -116,12 +129,11 @@ def _consistent(slabs: Slabs, free: int | None) -> Body | None:
             return None
         part = body.part(kept)
         spectrum = part.spectrum()
-        known = _clear_free(spectrum, free)
+        known = _clear_free(part, spectrum, free)
         centre = part.centre(spectrum, known)
-        missed = np.abs(body.normals @ centre - slabs.value)
         along = body.normals @ spectrum.directions[:known].T * np.linalg.norm(centre)
-        cut = np.sqrt(np.sum(along**2, axis=1))
-        before, kept = kept, np.maximum(missed, cut) < _ODD * slabs.error
+        cut = np.sqrt(np.sum(along**2, axis=1)) / slabs.error
+        before, kept = kept, np.maximum(_missed(body, centre), cut) < _ODD
         if np.array_equal(before, kept):
             break
     return part

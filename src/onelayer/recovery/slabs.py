@@ -4,8 +4,9 @@ Where all heads agree on the attention p of row a (see `agreement`), every head 
 
     x_a Θ_i (x_b - x_c) = log(p_b / p_c).
 
-How far that can be trusted follows from the error of log p. With r = residual + δ size, δ the
-relative error of W, p_b is known to r times its spread, and log(p_b / p_c) to
+How far that can be trusted follows from the error of log p. An error δ of W moves y by δ size, in
+no direction more than in others of the e that there are. So with r = residual + δ size / √e p_b is
+known to r times its spread, and log(p_b / p_c) to
 
     error = r (spread_b / p_b + spread_c / p_c).
 
@@ -19,7 +20,8 @@ lost in its error gives a one-sided slab: all that is known is that c is ahead o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import math
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -59,9 +61,7 @@ class Slabs:
 
     def smallest(self, count: int) -> Slabs:
         """The `count` slabs with the smallest keys, of equal ones only the first."""
-        order = np.argsort(self.key, kind="stable")
-        _, first = np.unique(self.fingerprint[order], return_index=True)
-        return self.take(order[np.sort(first)[:count]])
+        return self.take(_least(self.key, self.fingerprint, count))
 
     def beside(self, other: Slabs) -> Slabs:
         pairs = zip(self._arrays(), other._arrays(), strict=True)
@@ -99,76 +99,100 @@ def find_slabs(examples: Examples, projection_sum: Array, error: float) -> tuple
     return examples.fold(work, merge)
 
 
-def _block_slabs(
-    X: Array, Y: Array, projection_sum: Array, error: float, counts: tuple[int, int]
-) -> tuple[Slabs, Slabs]:
-    """The slabs of one block that may be among the best, two-sided and one-sided."""
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """What every row of a block says of every token b beside its top token c: (n, k rows, k b)."""
+
+    top: Numbers  # c, (n, k rows, 1)
+    tolerance: Numbers  # of y, (n, k rows)
+    weights: Numbers  # p
+    wrong: Numbers  # error of p
+    fingerprint: Numbers
+
+    def at_top(self, array: Numbers) -> Numbers:
+        return np.take_along_axis(array, self.top, axis=2)
+
+    @property
+    def certain(self) -> Numbers:
+        """Which p are not lost in their errors."""
+        return np.asarray(self.weights > self.wrong)
+
+
+def _pairs(X: Array, Y: Array, projection_sum: Array, error: float) -> _Pairs:
     found = agreement(X, Y, projection_sum)
     weights, residual, size, spread = (
         arrays.to_numpy(array)
         for array in (found.weights, found.residual, found.size, found.spread)
     )
-    tolerance = residual + error * size
-    wrong = tolerance[:, :, None] * spread[:, None, :]  # error of p: (n, k rows, k tokens)
+    tolerance = residual + error * size / math.sqrt(Y.shape[2])
     top = np.argmax(weights, axis=2, keepdims=True)
-
-    def at_top(array: Numbers) -> Numbers:
-        return np.take_along_axis(array, top, axis=2)
-
-    def gather(key: Numbers, count: int, value: Numbers, errors: Numbers) -> Slabs:
-        index = _least(key.ravel(), count)
-        example, row, b = np.unravel_index(index, key.shape)
-        tokens, outputs = (_rows(array, example) for array in (X, Y))
-        slabs = Slabs(
-            key=key[example, row, b],
-            tokens=tokens,
-            output=outputs[np.arange(len(row)), row],
-            row=row,
-            b=b,
-            c=top[example, row, 0],
-            value=value[example, row, b],
-            error=errors[example, row, b],
-            tolerance=tolerance[example, row],
-            fingerprint=np.zeros(len(row)),
-        )
-        return replace(slabs, fingerprint=_fingerprint(slabs))
-
-    certain = weights > wrong
-    safe = np.where(certain, weights, 1.0)
-    relative = np.where(certain, wrong / safe, np.inf)
-    value = np.log(safe / at_top(safe))
-    log_error = np.maximum(relative + at_top(relative), _LEAST_ERROR)
-    # Half attention to b, half to c would be known best, and says nothing of how large Θ is.
-    distinct = np.minimum(np.abs(value), 1.0)
-    key = np.where(distinct > 0, log_error / np.where(distinct > 0, distinct, 1.0), np.inf)
-    two_sided = gather(key, counts[0], value, log_error)
-
-    # Lost in its error: log(p_b / p_c) is at most that of the largest p_b and the least p_c.
-    highest, lowest = np.maximum(weights, 0.0) + WIDTH * wrong, at_top(weights - WIDTH * wrong)
-    one_sided = ~certain & (lowest > highest)
-    bound = np.log(np.where(one_sided, highest / np.where(one_sided, lowest, 1.0), 1.0))
-    sure = np.where(one_sided, wrong, np.inf)
-    return two_sided, gather(sure, counts[1], bound, np.zeros_like(wrong))
+    # One random number x_a R x_b a pair: that of b less that of c tells slabs apart by their
+    # normals, whatever the sign. Boolean examples repeat: without it many slabs would be copies.
+    mixing = np.random.default_rng(0).standard_normal((X.shape[2], X.shape[2]))
+    mixed = arrays.to_numpy(X @ arrays.like(mixing, X) @ arrays.transpose(X))
+    apart = np.abs(mixed - np.take_along_axis(mixed, top, axis=2))
+    wrong = tolerance[:, :, None] * spread[:, None, :]
+    return _Pairs(top, tolerance, weights, wrong, np.round(apart, 9))
 
 
-def _fingerprint(slabs: Slabs) -> Numbers:
-    """One number a slab, equal for slabs with equal normals or opposite ones.
+def _block_slabs(
+    X: Array, Y: Array, projection_sum: Array, error: float, counts: tuple[int, int]
+) -> tuple[Slabs, Slabs]:
+    """The slabs of one block that may be among the best, two-sided and one-sided."""
+    pairs = _pairs(X, Y, projection_sum, error)
+    return (
+        _gather(X, Y, pairs, counts[0], *_two_sided(pairs)),
+        _gather(X, Y, pairs, counts[1], *_one_sided(pairs)),
+    )
 
-    Boolean examples repeat, and so do their slabs: without care half of them may be copies.
-    """
-    dim = slabs.tokens.shape[2]
-    mixing = np.random.default_rng(0).standard_normal((dim, dim))
-    queries, gaps = slabs.factors()
-    return np.asarray(np.round(np.abs(np.sum((queries @ mixing) * gaps, axis=1)), 9))
+
+def _two_sided(pairs: _Pairs) -> tuple[Numbers, Numbers, Numbers]:
+    """Keys to choose by, log(p_b / p_c), and its error."""
+    safe = np.where(pairs.certain, pairs.weights, 1.0)
+    relative = np.where(pairs.certain, pairs.wrong / safe, np.inf)
+    value = np.log(safe / pairs.at_top(safe))
+    error = np.maximum(relative + pairs.at_top(relative), _LEAST_ERROR)
+    size = np.minimum(np.abs(value), 1.0)  # zero for b = c
+    key = np.where(size > 0, error / np.where(size > 0, size, 1.0), np.inf)
+    return key, value, error
 
 
-def _least(keys: Numbers, count: int) -> Numbers:
-    """Positions of the smallest finite keys, at most so many."""
-    if count < len(keys):
-        index = np.sort(np.argpartition(keys, count)[:count])
-    else:
-        index = np.arange(len(keys))
-    return np.asarray(index[np.isfinite(keys[index])])
+def _one_sided(pairs: _Pairs) -> tuple[Numbers, Numbers, Numbers]:
+    """Keys to choose by, the most that log(p_b / p_c) can be where p_b is lost, and no error."""
+    highest = np.maximum(pairs.weights, 0.0) + WIDTH * pairs.wrong
+    lowest = pairs.at_top(pairs.weights - WIDTH * pairs.wrong)
+    ahead = ~pairs.certain & (lowest > highest)
+    bound = np.log(np.where(ahead, highest / np.where(ahead, lowest, 1.0), 1.0))
+    return np.where(ahead, pairs.wrong, np.inf), bound, np.zeros_like(bound)
+
+
+def _gather(
+    X: Array, Y: Array, pairs: _Pairs, count: int, key: Numbers, value: Numbers, error: Numbers
+) -> Slabs:
+    """The slabs with the smallest keys, at most `count` and no two alike."""
+    index = _least(key.ravel(), pairs.fingerprint.ravel(), count)
+    example, row, b = place = np.unravel_index(index, key.shape)
+    tokens, outputs = (_rows(array, example) for array in (X, Y))
+    return Slabs(
+        key=key[place],
+        tokens=tokens,
+        output=outputs[np.arange(len(row)), row],
+        row=row,
+        b=b,
+        c=pairs.top[example, row, 0],
+        value=value[place],
+        error=error[place],
+        tolerance=pairs.tolerance[example, row],
+        fingerprint=pairs.fingerprint[place],
+    )
+
+
+def _least(keys: Numbers, fingerprints: Numbers, count: int) -> Numbers:
+    """Positions of the smallest finite keys in ascending order, of equal fingerprints the first."""
+    index = np.flatnonzero(np.isfinite(keys))
+    index = index[np.argsort(keys[index], kind="stable")]
+    _, first = np.unique(fingerprints[index], return_index=True)
+    return np.asarray(index[np.sort(first)[:count]])
 
 
 def _rows(array: Array, index: Numbers) -> Numbers:

@@ -35,9 +35,9 @@ class Space:
 
 
 def extract(sculpture: Sculpture, heads: int | None) -> Space:
-    """The space of `heads` heads, or of as many as the clearest gap shows."""
+    """The space of `heads` heads, or of as many as the sculpture shows."""
     spectrum, body = sculpture.spectrum, sculpture.body
-    free, gap = clear_gap(spectrum, None if heads is None else heads - 1)
+    free, gap = clear_gap(spectrum, sculpture.free if heads is None else heads - 1)
     centre = body.centre(spectrum, free)
     return Space(centre, spectrum.directions[:free], gap, error(body, free))
 

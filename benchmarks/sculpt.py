@@ -1,0 +1,390 @@
+"""What does each phase of the provable learner cost, and what does it reach?
+
+Three tables. First, for every instance and each of the six phases of `recover(method="sculpt")`:
+the rows of examples it rests on, its seconds, the error it measured itself and the true one; below
+them Gauss-Newton steps from where the phases end, and `refine` alone on a few of the examples. The
+true error of phases 1 and 3 is that of the sum of the projections, of phases 2, 4 and 5 the
+distance of the farthest true head from the affine space of the body, of the others the error of
+the worst head; all are relative. Phases 3 and 4 may take several rounds: seconds are of all, the
+rest is of the last. Second, successes, which is every head within 5 % without polishing, against
+the number of examples. Third, the number that is needed against the number of heads, doubled until
+a seed succeeds, with the exponent q of log n ~ m^q: the paper's bound (dk)^O(m³) has q = 3.
+
+Numbers are medians over the seeds that came so far, the worst in brackets; `ended` says how many
+ended there, and why.
+
+    python benchmarks/sculpt.py                         # all three tables
+    python benchmarks/sculpt.py --inputs sphere --sizes 2,8,3,400000 --factors 1 --heads
+    python benchmarks/sculpt.py --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import onelayer as ol
+from onelayer.recovery import methods, phases, span
+from onelayer.recovery.trace import Log, TraceRow
+
+SUCCESS = 0.05  # the error of every head without polishing
+CLAIMED = 0.1  # what is said to have converged should be no worse than this
+Size = tuple[int, int, int, int]
+PHASES = {
+    "1": phases.crude_sum,
+    "2": phases.sculpted,
+    "3": phases.refined_sum,
+    "4": phases.sculpted,
+    "5": phases.extracted,
+    "6": phases.solved,
+}
+
+SIZES: list[Size] = [
+    (1, 8, 3, 100_000),
+    (2, 8, 3, 400_000),
+    (2, 16, 3, 400_000),
+    (2, 8, 4, 400_000),
+    (3, 12, 2, 1_000_000),
+    (3, 12, 3, 1_000_000),
+    (4, 16, 2, 2_000_000),
+]
+QUICK = {
+    "sizes": [(1, 7, 2, 4000), (2, 6, 2, 2000)],
+    "factors": [Fraction(1, 64), Fraction(1)],
+    "heads": [1, 2],
+    "shape": (7, 2),
+    "first": 4000,
+    "largest": 4000,
+    "seeds": 1,
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one run did in one phase, or in all rounds of it."""
+
+    name: str
+    rows: int
+    seconds: float
+    measured: float
+    true: float
+    ended: str = ""  # the reason, if the run went no further
+
+    def after(self, earlier: Stage | None) -> Stage:
+        """This round of a phase after the earlier ones."""
+        return self if earlier is None else replace(self, seconds=self.seconds + earlier.seconds)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How one call of `recover` ended: its reason and the error of its worst head."""
+
+    reason: str
+    converged: bool
+    error: float
+    seconds: float
+
+    @property
+    def succeeded(self) -> bool:
+        return self.error <= SUCCESS
+
+
+def main() -> None:
+    options = arguments()
+    console = wide_console()
+    console.print(costs(options))
+    if options.factors:
+        console.print(successes(options))
+    if options.heads:
+        console.print(*growth(options), sep="\n")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", nargs="+", type=size_of, default=SIZES, metavar="M,D,K,N")
+    parser.add_argument("--scale", type=float, default=3.0, help="of the scores")
+    parser.add_argument("--inputs", choices=["boolean", "gaussian", "sphere"], default="boolean")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--refined", type=int, default=2000, help="examples of refine")
+    parser.add_argument(
+        "--factors",
+        nargs="*",
+        type=Fraction,
+        default=[Fraction(1, 64), Fraction(1, 16), Fraction(1, 4), Fraction(1)],
+        help="of the examples, for the table of successes",
+    )
+    parser.add_argument(
+        "--heads", nargs="*", type=int, default=[1, 2, 3, 4], help="for the examples needed"
+    )
+    parser.add_argument(
+        "--shape", type=shape_of, default=(12, 2), metavar="D,K", help="for the examples needed"
+    )
+    parser.add_argument("--first", type=int, default=250, help="examples, doubled until enough")
+    parser.add_argument("--largest", type=int, default=2_048_000, help="examples to try at most")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes instead of all of these")
+    options = parser.parse_args()
+    return argparse.Namespace(**(vars(options) | (QUICK if options.quick else {})))
+
+
+def size_of(text: str) -> Size:
+    m, d, k, n = text.split(",")
+    return int(m), int(d), int(k), int(n)
+
+
+def shape_of(text: str) -> tuple[int, int]:
+    d, k = text.split(",")
+    return int(d), int(k)
+
+
+def wide_console(width: int = 160) -> Console:
+    """One line a row, also where the output goes to a file."""
+    console = Console(highlight=False)
+    console.width = max(console.width, width)
+    return console
+
+
+def tell(text: str) -> None:
+    """One line of progress."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text)
+
+
+def instance(
+    size: Size, seed: int, options: argparse.Namespace
+) -> tuple[ol.AttentionLayer, np.ndarray, np.ndarray]:
+    """A random layer, inputs and outputs; on the unit sphere scores are smaller by a factor d."""
+    m, d, k, n = size
+    scale = options.scale * (d if options.inputs == "sphere" else 1)
+    layer = ol.AttentionLayer.random(heads=m, dim=d, scale=scale, seed=seed)
+    X = getattr(ol.inputs, options.inputs)(n, k, d, seed=1000 + seed)
+    return layer, X, layer(X)
+
+
+# What each phase costs and reaches
+
+
+def costs(options: argparse.Namespace) -> Table:
+    """One line a phase of each instance."""
+    table = Table(title=f"Six phases, {options.inputs} inputs: medians (worst)")
+    columns = ("m, d, k, n", "phase", "runs", "rows", "seconds", "measured error", "true error")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "phase" else "right")
+    table.add_column("ended")
+    for size in options.sizes:
+        runs = []
+        for seed in range(options.seeds):
+            runs.append(stages(size, seed, options))
+            tell(f"{named(size)} seed {seed}: {summary(runs[-1])}")
+        for name in sorted({name for run in runs for name in run}):
+            stage = [run[name] for run in runs if name in run]
+            table.add_row(named(size), name, f"{len(stage)}/{len(runs)}", *cells(stage))
+        table.add_section()
+    return table
+
+
+def cells(runs: list[Stage]) -> list[str]:
+    return [
+        f"{int(np.median([run.rows for run in runs])):,}",
+        median_and_worst([run.seconds for run in runs]),
+        median_and_worst([run.measured for run in runs]),
+        median_and_worst([run.true for run in runs]),
+        counted(run.ended for run in runs if run.ended),
+    ]
+
+
+def summary(run: dict[str, Stage]) -> str:
+    return "; ".join(
+        f"{stage.name}: {stage.seconds:.2g} s, {stage.true:.2g}"
+        + (f", {stage.ended}" if stage.ended else "")
+        for stage in run.values()
+    )
+
+
+def stages(size: Size, seed: int, options: argparse.Namespace) -> dict[str, Stage]:
+    """One run: the phases one by one, polished, and `refine` on a few of the examples."""
+    layer, X, Y = instance(size, seed, options)
+    found = ol.recover(X, Y, heads=layer.heads, method="sculpt", seed=seed)
+    taken = [row for row in found.trace if row.stage.startswith("phase")]
+    run: dict[str, Stage] = {}
+    for stage in with_truth(taken, X, Y, layer, seed):
+        run[stage.name] = stage.after(run.get(stage.name))
+    if not stage.ended:
+        polishing = found.seconds - taken[-1].seconds
+        run["7 polished"] = last_stage("7 polished", found, layer, polishing)
+    few = slice(options.refined)
+    found = ol.recover(X[few], Y[few], heads=layer.heads, method="refine", seed=seed)
+    run["refine alone"] = last_stage("refine alone", found, layer, found.seconds)
+    return run
+
+
+def last_stage(name: str, found: ol.Recovery, layer: ol.AttentionLayer, seconds: float) -> Stage:
+    rows, ended = found.trace[-1].examples, found.reason.name.lower()
+    return Stage(name, rows, seconds, found.relative_error, worst_head(found.layer, layer), ended)
+
+
+def worst_head(estimate: ol.AttentionLayer, layer: ol.AttentionLayer) -> float:
+    """The relative error of the matrix, attention or projection, that is farthest off."""
+    match = estimate.distance(layer)
+    return float(max(match.attention.max(), match.projection.max()))
+
+
+def with_truth(
+    taken: list[TraceRow], X: np.ndarray, Y: np.ndarray, layer: ol.AttentionLayer, seed: int
+) -> Iterator[Stage]:
+    """The phases of a trace, taken once more: it has no estimates to compare with the layer."""
+    task = methods.Task(
+        X=X,
+        Y=Y,
+        mask=None,
+        heads=layer.heads,
+        rank=None,
+        bias=False,
+        causal=False,
+        tol=1e-12,
+        device=None,
+        restarts=0,
+        polish=False,
+    )
+    log = Log(max_steps=len(taken), max_seconds=None)
+    state, _ = methods.begin(task, log, np.random.default_rng(seed))
+    before = 0.0
+    for row in taken:
+        name = row.stage.removeprefix("phase ").replace(":", "")
+        state, _ = PHASES[name[0]](state)
+        true = true_error(name, state, layer) if math.isfinite(row.error) else math.inf
+        ended = "" if state.refusal is None else state.refusal.name.lower()
+        yield Stage(name, row.examples, row.seconds - before, row.error, true, ended)
+        before = row.seconds
+
+
+def true_error(name: str, state: phases.State, layer: ol.AttentionLayer) -> float:
+    """The relative error of what a phase estimated."""
+    if name[0] in "13":
+        return sum_error(state, layer)
+    if name[0] in "245":
+        return space_error(state, layer)
+    fit = state.found.fit
+    return worst_head(state.fitted.layer(fit.stacked, fit.weights), layer)
+
+
+def sum_error(state: phases.State, layer: ol.AttentionLayer) -> float:
+    """Of W = Σ W_i; the phases' tokens are X A and their outputs Y / s, so that W = A W' s."""
+    examples, total = state.examples, layer.projection.sum(axis=0)
+    estimate = examples.whitening @ state.sum.projection_sum * examples.output_scale
+    return float(np.linalg.norm(estimate - total) / np.linalg.norm(total))
+
+
+def space_error(state: phases.State, layer: ol.AttentionLayer) -> float:
+    """The distance of the farthest head from the space, in the phases' units Θ' = A⁻¹ Θ A⁻¹."""
+    space = span.extract(state.sculpture, layer.heads)
+    inverse = np.linalg.inv(state.examples.whitening)
+    heads = (inverse @ layer.attention @ inverse).reshape(layer.heads, -1)
+    apart = heads - space.centre
+    apart -= (apart @ space.basis.T) @ space.basis
+    return float(np.max(np.linalg.norm(apart, axis=1) / np.linalg.norm(heads, axis=1)))
+
+
+# How many examples it takes
+
+
+def successes(options: argparse.Namespace) -> Table:
+    """Success of every instance at some shares of its examples."""
+    title = f"Heads within {SUCCESS:.0%} without polishing, of {options.seeds} seeds, by share of n"
+    table = Table(title=title)
+    table.add_column("m, d, k, n", justify="right")
+    for factor in options.factors:
+        table.add_column(str(factor), justify="right")
+    table.add_column("wrong claims", justify="right")
+    table.add_column("reasons of the others")
+    for size in options.sizes:
+        row, runs = [], []
+        for factor in options.factors:
+            n = int(size[3] * factor)
+            tried = [attempt((*size[:3], n), seed, options) for seed in range(options.seeds)]
+            row.append(str(sum(run.succeeded for run in tried)))
+            runs += tried
+        wrong = sum(run.converged and run.error > CLAIMED for run in runs)
+        reasons = counted(run.reason for run in runs if not run.succeeded)
+        table.add_row(named(size), *row, str(wrong), reasons)
+    return table
+
+
+def attempt(size: Size, seed: int, options: argparse.Namespace) -> Attempt:
+    """One unpolished run."""
+    layer, X, Y = instance(size, seed, options)
+    found = ol.recover(X, Y, heads=layer.heads, method="sculpt", polish=False, seed=seed)
+    error = worst_head(found.layer, layer)
+    run = Attempt(found.reason.name.lower(), found.converged, error, found.seconds)
+    tell(f"{named(size)} seed {seed}: {run.seconds:.2g} s, {error:.2g}, {run.reason}")
+    return run
+
+
+def growth(options: argparse.Namespace) -> tuple[Table, str]:
+    """The examples needed for every number of heads, and the fitted exponent."""
+    d, k = options.shape
+    table = Table(title=f"Examples needed, d = {d}, k = {k}")
+    for column in ("heads", "successes", "examples", "log n / log dk", "times that before"):
+        table.add_column(column, justify="right")
+    needed: dict[int, float] = {}
+    before = math.nan
+    for m in options.heads:
+        sizes = [examples_needed(m, seed, options) for seed in range(options.seeds)]
+        found = int(np.isfinite(sizes).sum())
+        n = float(np.median(sizes))
+        exponent, times = math.log(n) / math.log(d * k), n / before
+        counts = f"{found}/{len(sizes)}", f"{n:,.0f}", f"{exponent:.2f}"
+        table.add_row(str(m), *counts, f"{times:.1f}" if np.isfinite(times) else "-")
+        before = n
+        if np.isfinite(n):
+            needed[m] = n
+    return table, fitted_growth(needed, d * k)
+
+
+def examples_needed(m: int, seed: int, options: argparse.Namespace) -> float:
+    """The first number of examples, doubled from one to the next, that is enough; or infinity."""
+    n = options.first
+    while n <= options.largest:
+        if attempt((m, *options.shape, n), seed, options).succeeded:
+            return n
+        n *= 2
+    return math.inf
+
+
+def fitted_growth(needed: dict[int, float], dk: int) -> str:
+    """log n = C m^q log(dk), fitted to the logarithms of both sides."""
+    if len(needed) < 2:
+        return "Too few numbers of heads succeeded to fit an exponent."
+    heads, sizes = np.array(list(needed)), np.array(list(needed.values()))
+    q, intercept = np.polyfit(np.log(heads), np.log(np.log(sizes) / math.log(dk)), 1)
+    factor = math.exp(np.polyfit(heads, np.log(sizes), 1)[0])
+    return (
+        f"Fitted: n = (dk)^({math.exp(intercept):.2f} m^{q:.2f}), or {factor:.1f} times as many "
+        f"examples with each head; the paper's bound is (dk)^O(m^3), dk = {dk}."
+    )
+
+
+# The parts of a row
+
+
+def named(size: Size) -> str:
+    return ", ".join(f"{number:,}" if number > 9999 else str(number) for number in size)
+
+
+def median_and_worst(values: list[float]) -> str:
+    return f"{np.median(values):.2g} ({np.max(values):.2g})"
+
+
+def counted(names: Iterable[str]) -> str:
+    """What occurs how often, the most frequent first."""
+    return ", ".join(f"{count} {name}" for name, count in Counter(names).most_common())
+
+
+if __name__ == "__main__":
+    main()
