@@ -35,7 +35,12 @@ from onelayer.recovery.reasons import Reason
 Matrix = np.ndarray[Any, Any]
 COARSE, FINE, NOISY = 0.1, 1e-3, 0.1  # errors beyond which a claim is wrong
 # Reasons of `sculpt` that come after the six phases; the others are those of a phase.
-VERDICTS = {Reason.APPROXIMATE, Reason.COARSE, Reason.HEADS_NOT_DETERMINED}
+VERDICTS = {
+    Reason.APPROXIMATE,
+    Reason.COARSE,
+    Reason.HEADS_NOT_DETERMINED,
+    Reason.NO_CANDIDATES,
+}
 WAYS = ("unpolished", "polished", "refine")
 
 
@@ -201,7 +206,7 @@ FAMILIES = {
         angle,
         "degrees between the attention matrices",
         (120, 150, 165, 175, 180),
-        ("distance", "incoherence"),
+        ("hull distance", "incoherence"),
     ),
     "norm-ratio": Family(
         norm_ratio, "of the norms", (1, 1.5, 2, 3, 5, 10, 30), ("norm ratio", "scale")
@@ -212,7 +217,12 @@ FAMILIES = {
         (1, 0.8, 0.6, 0.4, 0.2, 0.1, 0),
         ("effective rank", "singular gap"),
     ),
-    "scale": Family(scale, "norm of the attention matrices", (0.5, 1, 2, 3, 6, 10, 30), ("scale",)),
+    "scale": Family(
+        scale,
+        "norm of the attention matrices",
+        (0.5, 1, 1.5, 2, 3, 6, 10, 30),
+        ("scale", "largest scale"),
+    ),
     "sum-conditioning": Family(
         sum_conditioning,
         "last singular value of the sum over the first",
@@ -229,7 +239,7 @@ FAMILIES = {
         projection_angle,
         "degrees between the projections",
         (120, 150, 165, 175, 180),
-        ("projection independence", "sum conditioning"),
+        ("projection independence", "sum size"),
     ),
     "attention-independence": Family(
         towards_mean,

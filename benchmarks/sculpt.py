@@ -1,14 +1,15 @@
 """What does each phase of the provable learner cost, and what does it reach?
 
 Three tables. First, for every instance and each of the six phases of `recover(method="sculpt")`:
-the rows of examples it rests on, its seconds, the error it measured itself and the true one; below
+the examples it rests on, its seconds, the error it measured itself and the true one; below
 them Gauss-Newton steps from where the phases end, and `refine` alone on a few of the examples. The
 true error of phases 1 and 3 is that of the sum of the projections, of phases 2, 4 and 5 the
 distance of the farthest true head from the affine space of the body, of the others the error of
 the worst head; all are relative. Phases 3 and 4 may take several rounds: seconds are of all, the
-rest is of the last. Second, successes, which is every head within 5 % without polishing, against
-the number of examples. Third, the number that is needed against the number of heads, doubled until
-a seed succeeds, with the exponent q of log n ~ m^q: the paper's bound (dk)^O(m³) has q = 3.
+rest is of the last, though one that did harm is not used. Second, successes, which is every head
+within 5 % without polishing, against the number of examples. Third, the number that is needed
+against the number of heads, doubled until a seed succeeds, with the exponent q of log n ~ m^q: the
+paper's bound (dk)^O(m³) has q = 3.
 
 Numbers are medians over the seeds that came so far, the worst in brackets; `ended` says how many
 ended there, and why.
@@ -23,7 +24,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -33,20 +34,11 @@ from rich.table import Table
 
 import onelayer as ol
 from onelayer.recovery import methods, phases, span
-from onelayer.recovery.trace import Log, TraceRow
+from onelayer.recovery.trace import Log
 
 SUCCESS = 0.05  # the error of every head without polishing
 CLAIMED = 0.1  # what is said to have converged should be no worse than this
 Size = tuple[int, int, int, int]
-PHASES = {
-    "1": phases.crude_sum,
-    "2": phases.sculpted,
-    "3": phases.refined_sum,
-    "4": phases.sculpted,
-    "5": phases.extracted,
-    "6": phases.solved,
-}
-
 SIZES: list[Size] = [
     (1, 8, 3, 100_000),
     (2, 8, 3, 400_000),
@@ -72,7 +64,7 @@ class Stage:
     """What one run did in one phase, or in all rounds of it."""
 
     name: str
-    rows: int
+    examples: int
     seconds: float
     measured: float
     true: float
@@ -173,7 +165,7 @@ def instance(
 def costs(options: argparse.Namespace) -> Table:
     """One line a phase of each instance."""
     table = Table(title=f"Six phases, {options.inputs} inputs: medians (worst)")
-    columns = ("m, d, k, n", "phase", "runs", "rows", "seconds", "measured error", "true error")
+    columns = ("m, d, k, n", "phase", "runs", "examples", "seconds", "measured error", "true error")
     for column in columns:
         table.add_column(column, justify="left" if column == "phase" else "right")
     table.add_column("ended")
@@ -191,7 +183,7 @@ def costs(options: argparse.Namespace) -> Table:
 
 def cells(runs: list[Stage]) -> list[str]:
     return [
-        f"{int(np.median([run.rows for run in runs])):,}",
+        f"{int(np.median([run.examples for run in runs])):,}",
         median_and_worst([run.seconds for run in runs]),
         median_and_worst([run.measured for run in runs]),
         median_and_worst([run.true for run in runs]),
@@ -213,9 +205,11 @@ def stages(size: Size, seed: int, options: argparse.Namespace) -> dict[str, Stag
     found = ol.recover(X, Y, heads=layer.heads, method="sculpt", seed=seed)
     taken = [row for row in found.trace if row.stage.startswith("phase")]
     run: dict[str, Stage] = {}
-    for stage in with_truth(taken, X, Y, layer, seed):
-        run[stage.name] = stage.after(run.get(stage.name))
-    if not stage.ended:
+    before = 0.0
+    for row, stage in zip(taken, watched(X, Y, layer, seed), strict=True):
+        timed = replace(stage, seconds=row.seconds - before)
+        run[stage.name], before = timed.after(run.get(stage.name)), row.seconds
+    if found.trace[-1].stage == "polish":
         polishing = found.seconds - taken[-1].seconds
         run["7 polished"] = last_stage("7 polished", found, layer, polishing)
     few = slice(options.refined)
@@ -225,8 +219,8 @@ def stages(size: Size, seed: int, options: argparse.Namespace) -> dict[str, Stag
 
 
 def last_stage(name: str, found: ol.Recovery, layer: ol.AttentionLayer, seconds: float) -> Stage:
-    rows, ended = found.trace[-1].examples, found.reason.name.lower()
-    return Stage(name, rows, seconds, found.relative_error, worst_head(found.layer, layer), ended)
+    count, ended = found.trace[-1].examples, found.reason.name.lower()
+    return Stage(name, count, seconds, found.relative_error, worst_head(found.layer, layer), ended)
 
 
 def worst_head(estimate: ol.AttentionLayer, layer: ol.AttentionLayer) -> float:
@@ -235,10 +229,8 @@ def worst_head(estimate: ol.AttentionLayer, layer: ol.AttentionLayer) -> float:
     return float(max(match.attention.max(), match.projection.max()))
 
 
-def with_truth(
-    taken: list[TraceRow], X: np.ndarray, Y: np.ndarray, layer: ol.AttentionLayer, seed: int
-) -> Iterator[Stage]:
-    """The phases of a trace, taken once more: it has no estimates to compare with the layer."""
+def watched(X: np.ndarray, Y: np.ndarray, layer: ol.AttentionLayer, seed: int) -> list[Stage]:
+    """The phases once more, watched: a trace has no estimates to compare with the layer."""
     task = methods.Task(
         X=X,
         Y=Y,
@@ -252,20 +244,26 @@ def with_truth(
         restarts=0,
         polish=False,
     )
-    log = Log(max_steps=len(taken), max_seconds=None)
-    state, _ = methods.begin(task, log, np.random.default_rng(seed))
-    before = 0.0
-    for row in taken:
-        name = row.stage.removeprefix("phase ").replace(":", "")
-        state, _ = PHASES[name[0]](state)
-        true = true_error(name, state, layer) if math.isfinite(row.error) else math.inf
+    seen: list[tuple[str, float, str]] = []
+
+    def watch(name: str, state: phases.State) -> None:
+        name = name.removeprefix("phase ").replace(":", "")
         ended = "" if state.refusal is None else state.refusal.name.lower()
-        yield Stage(name, row.examples, row.seconds - before, row.error, true, ended)
-        before = row.seconds
+        seen.append((name, true_error(name, state, layer), ended))
+
+    log = Log(max_steps=100, max_seconds=None)
+    state, _ = methods.begin(task, log, np.random.default_rng(seed))
+    phases.run(state, log, watch)
+    return [
+        Stage(name, row.examples, 0.0, row.error, true, ended)
+        for row, (name, true, ended) in zip(log.rows, seen, strict=True)
+    ]
 
 
 def true_error(name: str, state: phases.State, layer: ol.AttentionLayer) -> float:
-    """The relative error of what a phase estimated."""
+    """The relative error of what a phase estimated; infinite where it refused."""
+    if state.refusal is not None:
+        return math.inf
     if name[0] in "13":
         return sum_error(state, layer)
     if name[0] in "245":

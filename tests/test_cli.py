@@ -688,5 +688,5 @@ def test_an_array_that_was_cut_short_is_refused(folder, output, kept):
     whole = (place / "Y.npy").read_bytes()
     (place / "Y.npy").write_bytes(whole[:kept])
     result = run("recover", place, "-o", output)
-    assert_refused(result, "Y.npy is not a whole .npy file of a plain array: ")
+    assert_refused(result, "Y.npy is not a whole .npy file of a plain array")
     assert not output.exists()

@@ -290,7 +290,7 @@ def _map_npy(path: Path) -> Any:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is not a whole .npy file of a plain array: {error}") from error
+        raise ValueError(f"{path} is not a whole .npy file of a plain array") from error
 
 
 def _read_npz(path: Path) -> dict[str, Any]:

@@ -230,7 +230,9 @@ def test_rows_that_are_not_certified_are_dropped(monkeypatch):
         normals.extend(two_sided.normals())
         output = two_sided.output.copy()
         output[::10] += 1.0  # the middle of the images is far from it
-        return replace(two_sided, output=output), one_sided
+        least = two_sided.least.copy()
+        least[::10] = -1.0  # so that they are looked at
+        return replace(two_sided, output=output, least=least), one_sided
 
     _, _, before = good_case(1)
     kept, kept_before = (is_kept(normals, s) for s in (sculpt_with(monkeypatch, 1, change), before))

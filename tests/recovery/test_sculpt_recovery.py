@@ -153,6 +153,18 @@ def test_the_arguments_are_left_as_they_were(good):
     assert (X.tobytes(), Y.tobytes()) == before
 
 
+def test_a_weak_head_is_found_by_polishing_where_its_number_is_not_known():
+    layer, X, _ = examples()
+    layer = AttentionLayer(layer.attention, layer.projection * [[[1.0]], [[0.01]]])
+    rough = recover(X, layer(X), heads="auto", method="sculpt", polish=False)
+    assert not (rough.converged and rough.layer.heads < 2)
+    found = recover(X, layer(X), heads="auto", method="sculpt")
+    assert found.reason is Reason.EXACT
+    assert worst(found, layer) < 1e-6
+    short = recover(X, layer(X), heads=1, method="sculpt")
+    assert short.reason is Reason.TOO_FEW_HEADS
+
+
 # What is not found is not called found
 
 
@@ -250,15 +262,18 @@ def test_examples_that_do_not_fit_in_memory_are_sculpted(good, monkeypatch):
     assert worst(found, layer) < 1e-9
 
 
+REFINE = methods.refine
+
+
 def stuck(task, log, rng):
     """Gauss-Newton steps that end in a local minimum."""
-    answer = methods.refine(task, log, rng)
+    answer = REFINE(task, log, rng)
     return methods.Answer(answer.layer, Reason.LOCAL_MINIMUM, answer.error, answer.certificate)
 
 
 def test_a_local_minimum_is_escaped_by_sculpting(good, monkeypatch):
     layer, X, Y, _ = good
-    monkeypatch.setitem(driver._WAYS, "refine", stuck)
+    monkeypatch.setattr(methods, "refine", stuck)
     found = recover(X, Y, heads=2)
     assert notes(found) == [
         "refine, since the examples fit in memory",
@@ -271,10 +286,26 @@ def test_a_local_minimum_is_escaped_by_sculpting(good, monkeypatch):
 @pytest.mark.parametrize("options", [{"n": 300}, {"out_dim": 2}])
 def test_what_cannot_be_sculpted_is_not_tried(options, monkeypatch):
     _, X, Y = examples(**{"n": 4000, **options})
-    monkeypatch.setitem(driver._WAYS, "refine", stuck)
+    monkeypatch.setattr(methods, "refine", stuck)
     found = recover(X, Y, heads=2, restarts=0, max_steps=30)
     assert found.reason is Reason.LOCAL_MINIMUM
     assert notes(found) == ["refine, since the examples fit in memory"]
+
+
+def test_what_can_only_be_refined_is_though_it_does_not_fit_in_memory(monkeypatch):
+    _, X, Y = examples(n=300, dim=4, bias=True)
+    monkeypatch.setattr(driver, "_HELD_BYTES", 2**10)
+    found = recover(X, Y, heads=2, bias=True)
+    assert notes(found) == ["refine, since sculpt does not apply"]
+    assert found.converged
+
+
+def test_where_both_methods_fail_the_trace_says_whose_layer_it_is(monkeypatch):
+    _, X, Y = examples(n=4000, tokens=4)
+    monkeypatch.setattr(methods, "refine", stuck)
+    found = recover(X, Y, heads=3, restarts=0, max_steps=40)
+    assert found.reason is Reason.LOCAL_MINIMUM
+    assert notes(found)[-1].startswith("what refine found, since sculpt ended with ")
 
 
 # The door

@@ -168,7 +168,7 @@ def slabs_with(key, fingerprint):
     nothing = np.zeros(count, dtype=int)
     tokens, output = np.zeros((count, 2, 3)), np.zeros((count, 4))
     place, fingerprint = np.arange(count), np.array(fingerprint, dtype=float)
-    rest = (place, nothing, nothing, fingerprint)
+    rest = (place, nothing, nothing, nothing, fingerprint)
     return Slabs(np.array(key, dtype=float), tokens, output, nothing, nothing, nothing, *rest)
 
 

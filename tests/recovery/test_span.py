@@ -9,7 +9,7 @@ from onelayer import AttentionLayer, inputs
 from onelayer.recovery.body import Body
 from onelayer.recovery.examples import Examples
 from onelayer.recovery.sculpt import Sculpture, sculpt
-from onelayer.recovery.span import Space, error, extract, has_clear_gap
+from onelayer.recovery.span import Space, distance_of_halves, extract, has_clear_gap
 
 GOOD = 0.003  # relative error of the sum of projections after phase 3
 
@@ -152,7 +152,12 @@ def test_error_is_about_two_standard_deviations_of_independent_noise(heads):
 def test_error_halves_with_four_times_as_many_slabs():
     theta = np.random.default_rng(0).standard_normal((1, 16))
     few, many = (
-        np.mean([error(slabs_around(seed, theta, 0.3, slabs=slabs), 0) for seed in range(20)])
+        np.mean(
+            [
+                distance_of_halves(slabs_around(seed, theta, 0.3, slabs=slabs), 0)
+                for seed in range(20)
+            ]
+        )
         for slabs in (400, 1600)
     )
     assert few / many == pytest.approx(2.0, rel=0.15)
@@ -165,8 +170,8 @@ def test_error_sees_a_direction_that_the_two_halves_do_not_share():
     middle = normals @ np.array([0.0, 0.0, 1.0])
     for order in (np.arange(24), [*range(0, 24, 2), *range(1, 24, 2)]):
         body = Body(normals, middle - 8, middle + 8, scale).part(order)
-        assert error(body, free=1) == pytest.approx(1.0, abs=1e-6)
-        assert error(body, free=2) == pytest.approx(0.0, abs=1e-6)
+        assert distance_of_halves(body, free=1) == pytest.approx(1.0, abs=1e-6)
+        assert distance_of_halves(body, free=2) == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("angle", [0.0, 0.1, 1.0])
@@ -176,7 +181,7 @@ def test_a_turn_about_a_common_point_counts_once(angle):
     normals = np.array([[0, 1, 0], turned, [0, 0, 1], [0, 0, 1]] * 2)
     middle = normals @ np.array([0.0, 1.0, 0.0])
     body = Body(normals, middle - 8, middle + 8, np.ones(8))
-    assert error(body, free=1) == pytest.approx(np.sin(angle), abs=1e-7)
+    assert distance_of_halves(body, free=1) == pytest.approx(np.sin(angle), abs=1e-7)
 
 
 def test_one_sided_slabs_do_not_count_in_the_error():
@@ -184,4 +189,4 @@ def test_one_sided_slabs_do_not_count_in_the_error():
     body = sculpture.body
     assert not body.two_sided.all()
     alone = body.part(body.two_sided)
-    assert error(body, 1) == error(alone, 1)
+    assert distance_of_halves(body, 1) == distance_of_halves(alone, 1)

@@ -35,9 +35,9 @@ def test_what_a_phase_measured_is_a_row_like_any_other():
     log = Log(max_steps=3, max_seconds=None, listener=heard.append)
     case = random_case(0, n=60, heads=3)
     log.add("start", refine.begin(case.problem(), attention.stack(case.attention), None))
-    log.measured("phase 1", 0, Measured(rows=500, error=0.25, note="by correlation"))
+    log.measured("phase 1", 0, Measured(examples=500, error=0.25, note="by correlation"))
     assert not log.spent
-    log.measured("phase 5", 2, Measured(rows=7, error=float("inf"), note=""))
+    log.measured("phase 5", 2, Measured(examples=7, error=float("inf"), note=""))
     assert log.spent
     assert log.rows == heard
     first, second = heard[1:]

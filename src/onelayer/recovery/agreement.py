@@ -108,4 +108,6 @@ def certified(
         b_eq=np.ones(rows),
         method="highs",
     )
+    if found.x is None:  # no program of this kind is infeasible: the solver gave up
+        return np.zeros(rows, dtype=bool)
     return np.asarray(found.x[rows * tokens :] <= tolerance)

@@ -74,31 +74,36 @@ def method(method: Any) -> None:
         raise ValueError(f"method is {method!r}, expected 'auto', 'refine' or 'sculpt'")
 
 
-def sculpting(X: Array, heads: int | Literal["auto"], **refused: bool) -> None:
-    """What only `refine` can do is refused where `sculpt` was asked for."""
-    for name, given in refused.items():
-        if given:
-            raise ValueError(
-                f"method='sculpt' was asked for with {name}, expected neither biases nor masks: "
-                "method='refine' finds such layers"
-            )
+def sculpting(X: Array, heads: int | Literal["auto"], **given: bool) -> None:
+    """Refuse what `sculpt` cannot do where it was asked for."""
+    why = why_not_sculpt(X, heads, **given)
+    if why is not None:
+        raise ValueError(why)
+
+
+def why_not_sculpt(X: Array, heads: int | Literal["auto"], **given: bool) -> str | None:
+    """What is in the way of method='sculpt', None if nothing is; `given` are other options."""
     n, _, dim = X.shape
-    if n < _FEWEST_TO_SCULPT:
-        raise ValueError(
-            f"X has {n} examples, expected at least {_FEWEST_TO_SCULPT} for method='sculpt'"
+    for name in (name for name, value in given.items() if value):
+        return (
+            f"method='sculpt' was asked for with {name}, expected neither biases nor masks: "
+            "method='refine' finds such layers"
         )
+    if n < _FEWEST_TO_SCULPT:
+        return f"X has {n} examples, expected at least {_FEWEST_TO_SCULPT} for method='sculpt'"
     if dim < _LEAST_DIM_TO_SCULPT:
-        raise ValueError(
+        return (
             f"X has tokens of dimension {dim}, expected at least {_LEAST_DIM_TO_SCULPT} for "
             "method='sculpt'"
         )
     if dim > _LARGEST_DIM_TO_SCULPT:
-        raise ValueError(
+        return (
             f"X has tokens of dimension {dim}, expected at most {_LARGEST_DIM_TO_SCULPT} for "
             "method='sculpt', which works with dim² x dim² matrices: method='refine' does not"
         )
     if heads != "auto" and heads > dim * dim // 4:
-        raise ValueError(
+        return (
             f"heads is {heads}, expected at most {dim * dim // 4} for method='sculpt' with tokens "
             f"of dimension {dim}"
         )
+    return None

@@ -26,8 +26,9 @@ _DELTA = 0.05  # the certificate's bounds hold with probability 1 - _DELTA
 # Phase 6 and polishing see this many examples, or equations per unknown.
 _FITTED, _EQUATIONS = 3000, 30.0
 # Without polishing a layer is believed up to this error of the space of its heads, and if held-out
-# outputs are off by no more than twice that error, or by this much.
-_COARSE, _FINE = 0.06, 0.02
+# outputs are off by no more than twice that error, or by this much: what is left over beyond it may
+# be noise, or a head with a small projection, which only polishing can tell apart.
+_COARSE, _FINE = 0.06, 1e-3
 _UNEXPLAINED = 0.3  # a held-out error from which heads are not even roughly right
 
 
@@ -94,13 +95,13 @@ def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
         fit = reduced.fit(fitted.blocks(_heads(stacked)), stacked, False, fitted.equations())
         outcome = None
         if task.polish and state.refusal is None:
-            outcome = search.polished(stacked)
+            outcome = search.polished(stacked, may_grow=task.heads == "auto")
             fit = outcome.state.fit
         certificate = certify(fit, fitted, held_out, task.rank, rng, _DELTA)
     if state.refusal is not None:
         reason = state.refusal
     elif outcome is not None:
-        reason = _reason(outcome, certificate, fitted, task, np.inf)
+        reason = _reason(outcome, certificate, fitted, task, search.richer_error)
     else:
         reason = _unpolished_reason(state, certificate)
     return _answer(task, fitted, fit, reason, certificate)

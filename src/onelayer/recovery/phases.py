@@ -48,20 +48,36 @@ class State:
 
 
 Phase = Callable[[State], tuple[State, Measured]]
+Watch = Callable[[str, State], None]
 
 
-def run(state: State, log: Log) -> State:
-    """All six phases, or as many as can be done; each writes its row to the trace."""
-    state = _take("phase 1: crude sum of projections", crude_sum, state, log)
-    state = _take("phase 2: sculpt", sculpted, state, log)
-    before, state = state, _round(state, log)
+def run(state: State, log: Log, watch: Watch = lambda *_: None) -> State:
+    """All six phases, or as many as can be done; each writes its row to the trace.
+
+    `watch` is called after every phase with its name and the state.
+    """
+
+    def take(name: str, phase: Phase, state: State) -> State:
+        taken = _take(name, phase, state, log)
+        if taken is not state:
+            watch(name, taken)
+        return taken
+
+    def rounded(state: State) -> State:
+        state = take("phase 3: refined sum", refined_sum, state)
+        return take("phase 4: sculpt again", sculpted, state)
+
+    state = take("phase 1: crude sum of projections", crude_sum, state)
+    state = rounded(take("phase 2: sculpt", sculpted, state))
     for _ in range(_MOST_ROUNDS - 1):
-        if not _GOOD_SUM < _error(state) < _WORTHWHILE * _error(before):
+        if not _GOOD_SUM < _error(state) < math.inf:
             break
-        before, state = state, _round(state, log)
-        state = min(before, state, key=_error)
-    state = _take("phase 5: span", extracted, state, log)
-    return _take("phase 6: candidates", solved, state, log)
+        before, state = state, rounded(state)
+        gained = _error(state) < _WORTHWHILE * _error(before)
+        state = min(before, state, key=_error)  # a round that failed or did harm is forgotten
+        if not gained:
+            break
+    return take("phase 6: candidates", solved, take("phase 5: span", extracted, state))
 
 
 def _take(name: str, phase: Phase, state: State, log: Log) -> State:
@@ -74,12 +90,6 @@ def _take(name: str, phase: Phase, state: State, log: Log) -> State:
     state, measured = phase(state)
     log.measured(name, state.heads or 0, measured)
     return state
-
-
-def _round(state: State, log: Log) -> State:
-    """Phases 3 and 4."""
-    state = _take("phase 3: refined sum", refined_sum, state, log)
-    return _take("phase 4: sculpt again", sculpted, state, log)
 
 
 def _error(state: State) -> float:
@@ -97,24 +107,24 @@ def crude_sum(state: State) -> tuple[State, Measured]:
     text = "W by correlation; its error from the rows that agree best with it"
     refusal = None if math.isfinite(estimate.error) else Reason.AGREEMENT_HIDDEN
     state = replace(state, sum=estimate, refusal=refusal)
-    return state, Measured(estimate.rows, estimate.error, text)
+    return state, Measured(examples.count, estimate.error, text)
 
 
 def sculpted(state: State) -> tuple[State, Measured]:
     """Phases 2 and 4."""
     assert state.sum is not None
     result = sculpt(state.examples, state.sum.projection_sum, state.sum.error, state.heads)
-    rows = state.examples.rows
+    count = state.examples.count
     if result is None:
         text = "too few slabs that are narrow and fit together"
-        return replace(state, refusal=Reason.TOO_FEW_AGREEMENTS), Measured(rows, math.inf, text)
+        return replace(state, refusal=Reason.TOO_FEW_AGREEMENTS), Measured(count, math.inf, text)
     body = result.body
     text = (
         f"{int(body.two_sided.sum())} slabs, {int((~body.two_sided).sum())} one-sided, "
-        f"{result.rejected:.0%} rejected; the error of their middle between two halves of them"
+        f"{result.rejected:.0%} rejected; how far two halves of them are apart"
     )
-    error = span.error(body, result.free)
-    return replace(state, sculpture=result), Measured(rows, error, text)
+    error = span.distance_of_halves(body, result.free)
+    return replace(state, sculpture=result), Measured(count, error, text)
 
 
 def refined_sum(state: State) -> tuple[State, Measured]:
@@ -127,8 +137,8 @@ def refined_sum(state: State) -> tuple[State, Measured]:
     if point is None:  # the solver gave up; the middle of the slabs is a point of the hull too
         point = state.sculpture.centre
     estimate = projection_sum.refined(examples, point.reshape(dim, dim))
-    text = "W by regression on the rows with the largest margins; a bound from its residuals"
-    measured = Measured(estimate.rows, estimate.error, text)
+    text = f"W from the {estimate.rows} rows with the largest margins; a bound from residuals"
+    measured = Measured(examples.count, estimate.error, text)
     if not math.isfinite(estimate.error):
         return replace(state, refusal=Reason.NO_LARGE_MARGINS), measured
     return replace(state, sum=estimate), measured
@@ -138,11 +148,10 @@ def extracted(state: State) -> tuple[State, Measured]:
     """Phase 5."""
     assert state.sculpture is not None
     space = span.extract(state.sculpture, state.heads)
-    text = f"{len(space.basis)} free directions, gap {space.gap:.3g}"
-    slabs = int(state.sculpture.body.two_sided.sum())
+    text = f"{len(space.basis)} free directions, gap {space.gap:.3g}; how far two halves are apart"
     refusal = None if span.has_clear_gap(space) else Reason.SPAN_NOT_FOUND
     state = replace(state, space=space, heads=space.heads, refusal=refusal)
-    return state, Measured(slabs, space.error, text)
+    return state, Measured(state.examples.count, space.error, text)
 
 
 def solved(state: State) -> tuple[State, Measured]:

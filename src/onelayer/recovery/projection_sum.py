@@ -2,7 +2,8 @@
 
 Phase 1. Averaged over the inputs attention is nearly uniform, and the correlation of the summed
 tokens with the summed outputs of an example is nearly W: E (Σ_b x_b)ᵀ (Σ_a y_a) = k W for uniform
-attention and whitened tokens. What attention has of its own is left as an error of 15 to 35 %.
+attention and independent, whitened tokens of mean 0. What attention has of its own is left as an
+error of 15 to 35 %.
 
 Phase 3. A point G of the affine hull of the heads with ⟨Θ_i, G⟩ > 0 for all of them (the
 minimum-norm point of the body has this) is on the side of every head: a row whose largest score
@@ -29,7 +30,8 @@ from onelayer.arrays import Array
 from onelayer.recovery.agreement import agreement
 from onelayer.recovery.examples import Examples
 
-# Rows for the regression of phase 3: so many per dimension, but no more than this share of all.
+# Rows for the regression of phase 3: so many per dimension, but no more than this share of all
+# unless that leaves too few per dimension.
 _ROWS_PER_DIM, _LARGEST_SHARE, _FEWEST_PER_DIM = 2000, 0.02, 20
 # Its weights: 1/(1 + (residual/s)²)², with s one quantile of the residuals after the other.
 _ROUNDS, _QUANTILES = 10, (0.5, 0.25, 0.1)
@@ -150,11 +152,12 @@ def _regression(
     """Weighted least squares y = x W, rows that do not fit forgotten, and a bound on its error.
 
     With weights w and M = Σ w xᵀx / Σ w the estimate is off by M⁻¹ Σ w xᵀ(y - x W) / Σ w, which
-    is at most the root mean square of the residuals over √λ_min(M). As more rows are forgotten the
-    residuals fall, but the tokens that are left may no longer show all directions: of all turns
-    the one with the least bound is taken. The bound is infinite if none shows all directions. Of
-    Boolean tokens in few dimensions there may be few that are distinct: residuals are then small
-    because W was fitted to them, which the usual factor N / (N - d) makes up for.
+    is at most the root mean square of y - x W over √λ_min(M); that of the fit takes its place. As
+    more rows are forgotten the residuals fall, but the tokens that are left may no longer show all
+    directions: of all turns the one with the least bound is taken. The bound is infinite if none
+    shows all directions. Of Boolean tokens in few dimensions there may be few that are distinct:
+    residuals are then small because W was fitted to them, which the usual factor N / (N - d) makes
+    up for.
     """
     size = float(np.sqrt(np.mean(np.sum(outputs**2, axis=1)))) or 1.0
     dim = tokens.shape[1]

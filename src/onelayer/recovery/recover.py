@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -125,35 +125,38 @@ def recover(
 def _automatic(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     """`refine`, or `sculpt` where that is the better choice or the last resort."""
     size = 8.0 * (math.prod(task.X.shape) + math.prod(task.Y.shape))
-    if size > _HELD_BYTES and _can_be_sculpted(task):
+    fits, sculptable = size <= _HELD_BYTES, _can_be_sculpted(task)
+    if not fits and sculptable:
         _choose(task, log, f"sculpt, since the examples take {size / 1e9:.1f} GB in memory")
         return methods.sculpt(task, log, rng)
-    _choose(task, log, "refine, since the examples fit in memory")
-    answer = _WAYS["refine"](task, log, rng)
-    if answer.reason is not Reason.LOCAL_MINIMUM or not _can_be_sculpted(task):
+    why = "the examples fit in memory" if fits else "sculpt does not apply"
+    _choose(task, log, f"refine, since {why}")
+    answer = methods.refine(task, log, rng)
+    if answer.reason is not Reason.LOCAL_MINIMUM or not sculptable:
         return answer
     _choose(task, log, "sculpt, since refine ended in a local minimum")
-    second = methods.sculpt(task, log, rng)
-    return second if second.reason.good else answer
+    # Polished in any case: by a weaker standard a model that refine has refused might pass.
+    second = methods.sculpt(replace(task, polish=True), log, rng)
+    if second.reason.good:
+        return second
+    _choose(task, log, f"what refine found, since sculpt ended with {second.reason.name.lower()}")
+    return answer
 
 
 _WAYS = {"auto": _automatic, "refine": methods.refine, "sculpt": methods.sculpt}
 
 
 def _can_be_sculpted(task: Task) -> bool:
-    try:
-        door.sculpting(
-            task.X, task.heads, mask=task.mask is not None, bias=task.bias, causal=task.causal
-        )
-    except ValueError:
-        return False
+    """Whether the six phases may be tried, and have a chance."""
     n, tokens, dim = task.X.shape
+    options = {"mask": task.mask is not None, "bias": task.bias, "causal": task.causal}
+    possible = door.why_not_sculpt(task.X, task.heads, **options) is None
     enough = n * tokens >= _ROWS_TO_SCULPT * dim * dim
-    return enough and bool(task.Y.shape[2] >= tokens)
+    return possible and enough and bool(task.Y.shape[2] >= tokens)
 
 
 def _choose(task: Task, log: Log, why: str) -> None:
-    """A row of the trace for a choice of method."""
+    """A row of the trace for a choice of method; an error of 1 is that of no layer at all."""
     heads = 0 if task.heads == "auto" else task.heads
     log.measured("auto", heads, Measured(int(task.X.shape[0]), 1.0, why))
 

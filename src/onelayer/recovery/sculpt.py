@@ -105,10 +105,16 @@ def _missed(body: Body, centre: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _certified(slabs: Slabs, projection_sum: Array) -> np.ndarray[Any, Any]:
-    """Slabs whose row some p ≥ 0 explains within its tolerance, by linear programming."""
-    if len(slabs.key) == 0:
-        return np.zeros(0, dtype=bool)
-    return certified(slabs.tokens, slabs.output, arrays.to_numpy(projection_sum), slabs.tolerance)
+    """Slabs whose row some p ≥ 0 explains within its tolerance, by linear programming.
+
+    Where the least-squares p is not negative it is such a p: its residual is within the tolerance.
+    """
+    good = slabs.least >= 0
+    rest = slabs.take(np.flatnonzero(~good))
+    if len(rest.key) > 0:
+        total = arrays.to_numpy(projection_sum)
+        good[~good] = certified(rest.tokens, rest.output, total, rest.tolerance)
+    return np.asarray(good)
 
 
 def _consistent(slabs: Slabs, free: int | None) -> Body | None:
@@ -131,6 +137,7 @@ def _consistent(slabs: Slabs, free: int | None) -> Body | None:
         spectrum = part.spectrum()
         known = _clear_free(part, spectrum, free)
         centre = part.centre(spectrum, known)
+        # Heads are about as far from the centre as it is from 0, in some free direction.
         along = body.normals @ spectrum.directions[:known].T * np.linalg.norm(centre)
         cut = np.sqrt(np.sum(along**2, axis=1)) / slabs.error
         before, kept = kept, np.maximum(_missed(body, centre), cut) < _ODD
@@ -140,7 +147,7 @@ def _consistent(slabs: Slabs, free: int | None) -> Body | None:
 
 
 def _with_one_sided(body: Body, slabs: Slabs, centre: np.ndarray[Any, Any]) -> Body:
-    """The body cut by the half-spaces of saturated rows, but for those without its middle."""
+    """The body cut by the half-spaces of saturated rows, except those that leave its middle out."""
     normals = slabs.normals()
     inside = normals @ centre <= slabs.value
     normals, value = -normals[inside], -slabs.value[inside]

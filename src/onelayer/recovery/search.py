@@ -182,9 +182,21 @@ class Search:
             best = Outcome(best.state, Ending.BUDGET)
         return best
 
-    def polished(self, stacked: Array) -> Outcome:
-        """Steps from heads that are nearly right, to an exact fit or to noise."""
+    def polished(self, stacked: Array, may_grow: bool) -> Outcome:
+        """Steps from heads that are nearly right, to an exact fit or to noise.
+
+        Where that fails one more head is tried: it is taken if it explains everything and the
+        number of heads `may_grow`, and otherwise shows whether there were too few.
+        """
         outcome = self.stage("polish", stacked)
+        heads = outcome.state.fit.heads
+        enough = self.equations_per_unknown(heads + 1) > _FEWEST_EQUATIONS
+        if not outcome.solved and enough and not self.log.spent:
+            name = "polish, one more head"
+            richer = self.stage(name, self.grown(outcome.state.fit, 1))
+            self.richer_error = self.decide(name, richer)
+            if richer.solved and may_grow:
+                return richer
         if outcome.solved or self.log.spent:
             return outcome
         return Outcome(outcome.state, outcome.ending, self.noise_remains(outcome.state.fit))

@@ -14,8 +14,9 @@ c is the token with the largest p. Slabs are chosen one by one, those with the l
 and not row by row: where a token has next to no attention from any head, heads agree on it for
 free, and the other pairs of the row need to agree on fewer numbers. That softens the exponent with
 which agreement becomes rare as tokens are added. A log-ratio near 0 has the least error but says
-nothing of how large the Θ_i are, so what counts is the error relative to it. A pair whose p_b is
-lost in its error gives a one-sided slab: all that is known is that c is ahead of b.
+nothing of how large the Θ_i are, so what counts is the error relative to it, up to a ratio of 1. A
+pair whose p_b is lost in its error gives a one-sided slab: all that is known is that c is ahead of
+b.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Slabs:
     value: Numbers  # log(p_b / p_c), or a bound on it from above
     error: Numbers
     tolerance: Numbers  # of y
+    least: Numbers  # the smallest p of the row
     fingerprint: Numbers  # equal for equal normals
 
     def take(self, index: Numbers) -> Slabs:
@@ -183,6 +185,7 @@ def _gather(
         value=value[place],
         error=error[place],
         tolerance=pairs.tolerance[example, row],
+        least=pairs.weights[example, row].min(axis=1),
         fingerprint=pairs.fingerprint[place],
     )
 

@@ -2,7 +2,8 @@
 
 The body is thin but for the directions Θ_i - Θ_j, since no slab can cut between heads. The paper
 finds them with a membership oracle; the singular values of the slabs show the same: m - 1 small
-ones, then a gap. That also counts the heads where their number is not known.
+ones, then a gap. That also counts the heads where their number is not known. Nothing here depends
+on the kind of inputs.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def extract(sculpture: Sculpture, heads: int | None) -> Space:
     spectrum, body = sculpture.spectrum, sculpture.body
     free, gap = clear_gap(spectrum, sculpture.free if heads is None else heads - 1)
     centre = body.centre(spectrum, free)
-    return Space(centre, spectrum.directions[:free], gap, error(body, free))
+    return Space(centre, spectrum.directions[:free], gap, distance_of_halves(body, free))
 
 
 def has_clear_gap(space: Space) -> bool:
@@ -47,12 +48,17 @@ def has_clear_gap(space: Space) -> bool:
     return space.gap >= CLEAR_GAP
 
 
-def error(body: Body, free: int) -> float:
-    """The distance between the spaces of two halves of the slabs, relative to the centre.
+def distance_of_halves(body: Body, free: int) -> float:
+    """How far the spaces of two halves of the slabs are apart, as an error relative to a head.
 
     Each half has twice the variance, the difference of two of them four times that of all slabs:
-    the distance is about two standard deviations of the error. Heads are taken to lie as far from
-    the centre as the centre does from 0, which is so for orthogonal heads (m = 2) or nearly so.
+    the distance is about two standard deviations of the error. With c the distance of the centres
+    and s the sine of the largest angle between the spaces, orthogonal heads of equal norm, which
+    have |Θ|² = m |centre|² and |Θ - centre|² = (m - 1) |centre|², are off by
+
+        √((c/|centre|)² + (m - 1) s²) / √m  ≤  √((c/|centre|)² + s²).
+
+    What both halves share does not show: while W is crude the true error is up to three times that.
     """
     order = np.argsort(body.error[body.two_sided], kind="stable")
     two_sided = np.flatnonzero(body.two_sided)[order]

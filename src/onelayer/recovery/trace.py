@@ -20,7 +20,7 @@ class TraceRow:
     step: int
     stage: str
     heads: int  # 0 while their number is not known
-    examples: int  # in the six phases rows of examples, or slabs
+    examples: int
     error: float
     damping: float
     products: int
@@ -31,9 +31,9 @@ class TraceRow:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a phase estimated: from how many rows, with which error, in words."""
+    """What a phase estimated: from how many examples, with which error, in words."""
 
-    rows: int
+    examples: int
     error: float
     note: str
 
@@ -69,9 +69,9 @@ class Log:
 
     def measured(self, stage: str, heads: int, measured: Measured) -> None:
         """A row for a phase, or for a choice that was made."""
-        rows, error, note = measured.rows, measured.error, measured.note
+        count, error, note = measured.examples, measured.error, measured.note
         step, seconds = len(self.rows), self.seconds
-        self._write(TraceRow(step, stage, heads, rows, error, 0.0, 0, seconds, None, note))
+        self._write(TraceRow(step, stage, heads, count, error, 0.0, 0, seconds, None, note))
 
     def passing(self, share: float) -> None:
         """A pass over the examples of the stage under way has come so far."""
