@@ -37,6 +37,7 @@ _ROWS_PER_DIM, _LARGEST_SHARE, _FEWEST_PER_DIM = 2000, 0.02, 20
 _ROUNDS, _QUANTILES = 10, (0.5, 0.25, 0.1)
 _SAMPLE, _AGREEING = 20_000, 0.02  # examples and share of rows by which phase 1 is judged
 _DEGENERATE = 1e-6  # a second moment of the attended tokens below this: a direction is not seen
+_CAUTION = 1.5  # what attention leaves over is no noise: the fit takes some of it for its own
 _FEWEST_DISTINCT = 1.5  # tokens per dimension: with fewer the regression fits whatever they say
 
 
@@ -162,7 +163,8 @@ def _regression(
     size = float(np.sqrt(np.mean(np.sum(outputs**2, axis=1)))) or 1.0
     dim = tokens.shape[1]
     kind = _kinds(tokens)
-    weights = np.ones(len(tokens))
+    share = 1 / np.bincount(kind)[kind]  # so that every kind of token has the same say at first
+    weights = share
     best, least = np.zeros((dim, outputs.shape[1])), math.inf
     for quantile in np.repeat(_QUANTILES, _ROUNDS):
         weighted = tokens * (weights / weights.sum())[:, None]
@@ -174,12 +176,12 @@ def _regression(
         estimate = np.linalg.solve(moments, weighted.T @ outputs)
         residual = np.sqrt(np.sum((outputs - tokens @ estimate) ** 2, axis=1))
         variance = float(np.sum(weights * residual**2) / weights.sum())
-        spread = math.sqrt(variance / smallest * distinct / (distinct - dim))
+        spread = _CAUTION * math.sqrt(variance / smallest * distinct / (distinct - dim))
         length = float(np.linalg.norm(estimate))
         if spread < least * length:
             best, least = estimate, spread / length
         scale = max(float(np.quantile(residual, quantile)), 1e-9 * size)
-        weights = 1 / (1 + (residual / scale) ** 2) ** 2
+        weights = share / (1 + (residual / scale) ** 2) ** 2
     return best, least
 
 
