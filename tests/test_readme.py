@@ -6,13 +6,13 @@ from pathlib import Path
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_example_runs_as_printed(tmp_path):
+def test_the_examples_run_as_printed_one_after_the_other(tmp_path):
     blocks = re.findall(
         r"^```python\n(.*?)^```", README.read_text("utf-8"), re.DOTALL | re.MULTILINE
     )
     assert blocks, "README.md has no python example"
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", blocks[0]],
+        [sys.executable, "-W", "error", "-c", "\n".join(blocks)],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -21,4 +21,5 @@ def test_the_example_runs_as_printed(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
-    assert result.stdout.strip() or "print" not in blocks[0]
+    assert "False" not in result.stdout
+    assert result.stdout.count("True") == 3

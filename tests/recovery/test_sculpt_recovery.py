@@ -215,11 +215,12 @@ def test_nothing_but_noise_is_no_layer():
     assert not recover(X, Y, heads=2, method="sculpt", polish=False).converged
 
 
+@pytest.mark.parametrize(("parity", "dim"), [(3, 6), (5, 16)])
 @pytest.mark.parametrize("method", ["sculpt", "refine"])
-def test_parities_resist(method):
-    layer = hard_instance(parity=3, dim=6)
-    X = inputs.boolean(500, 3, 6, seed=1)
-    found = recover(X, layer(X), heads=3, method=method, restarts=1, max_steps=60)
+def test_parities_resist(parity, dim, method):
+    layer = hard_instance(parity=parity, dim=dim)
+    X = inputs.boolean(1000, 3, dim, seed=1)
+    found = recover(X, layer(X), heads=parity, method=method, restarts=1, max_steps=40)
     assert not found.converged
     assert found.reason.remedy
 
