@@ -65,7 +65,10 @@ class Body:
         return bool(np.all((values >= self.lower - slack) & (values <= self.upper + slack)))
 
     def support(self, direction: Vector) -> float:
-        """The largest ⟨direction, θ⟩ in the body: infinite if it has no end, -infinite if empty."""
+        """The largest ⟨direction, θ⟩ in the body, -infinite if it is empty.
+
+        Infinite if the body has no end that way, or if the solver cannot tell.
+        """
         above = self.two_sided
         found = linprog(
             -np.ravel(direction),
@@ -87,7 +90,8 @@ class Body:
         """
         above = self.two_sided
         # Slabs in units of their widths: the solver's tolerance is then the same for all.
-        unit = np.where(above, self.upper - self.lower, 1.0)
+        width = np.where(above, self.upper - self.lower, 1.0)
+        unit = np.where(width > 0, width, 1.0)
         normals, lower = self.normals / unit[:, None], self.lower / unit
         constraints = np.concatenate([normals[above], -normals])
         limits = np.concatenate([self.upper[above] / unit[above], -lower])

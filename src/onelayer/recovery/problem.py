@@ -132,7 +132,7 @@ def pose(X: Array, Y: Array, mask: Array | None, causal: bool, bias: bool) -> Pr
         X, Y = (xp.where(mask[:, :, None], array, xp.zeros_like(array)) for array in (X, Y))
         rows = int(xp.sum(xp.astype(mask, xp.int64)))
     # Largest entries are brought to 1 first, so that squares neither overflow nor vanish.
-    token_scale, output_scale = (float(xp.max(xp.abs(array))) or 1.0 for array in (X, Y))
+    token_scale, output_scale = (arrays.largest(array) or 1.0 for array in (X, Y))
     X, Y = X / token_scale, Y / output_scale
     flat = xp.reshape(X, (-1, X.shape[2]))
     whitening = inverse_root(arrays.transpose(flat) @ flat / rows)

@@ -11,7 +11,7 @@ happens and nothing else changes, since tokens are whitened.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,16 +54,11 @@ def sculpt(
     slabs, one_sided = find_slabs(examples, projection_sum, error)
     found = len(slabs.key)
     slabs = slabs.take(_certified(slabs, projection_sum))
-    body = _consistent(slabs, None if heads is None else heads - 1)
-    if body is None:
+    sculpture = _consistent(slabs, None if heads is None else heads - 1)
+    if sculpture is None:
         return None
-    spectrum = body.spectrum()
-    free = _clear_free(body, spectrum, None if heads is None else heads - 1)
-    kept = len(body.error)
-    centre = body.centre(spectrum, free)
-    return Sculpture(
-        _with_one_sided(body, one_sided, centre), spectrum, free, centre, 1 - kept / found
-    )
+    body = _with_one_sided(sculpture.body, one_sided, sculpture.centre)
+    return replace(sculpture, body=body, rejected=1 - len(sculpture.body.error) / found)
 
 
 def clear_gap(spectrum: Spectrum, free: int | None = None) -> tuple[int, float]:
@@ -117,8 +112,8 @@ def _certified(slabs: Slabs, projection_sum: Array) -> np.ndarray[Any, Any]:
     return np.asarray(good)
 
 
-def _consistent(slabs: Slabs, free: int | None) -> Body | None:
-    """The body of the slabs that agree with each other; None if they are too few.
+def _consistent(slabs: Slabs, free: int | None) -> Sculpture | None:
+    """The slabs that agree with each other; None if they are too few.
 
     A slab is odd if the middle of all misses it, or if it cuts the free directions: then some
     heads are beyond it, and they did not agree on its row.
@@ -143,7 +138,7 @@ def _consistent(slabs: Slabs, free: int | None) -> Body | None:
         before, kept = kept, np.maximum(_missed(body, centre), cut) < _ODD
         if np.array_equal(before, kept):
             break
-    return part
+    return Sculpture(part, spectrum, known, centre, rejected=0.0)
 
 
 def _with_one_sided(body: Body, slabs: Slabs, centre: np.ndarray[Any, Any]) -> Body:
