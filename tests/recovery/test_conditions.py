@@ -198,7 +198,7 @@ def parts(count, values=(1.0, 0.9, 0.8, 0.7)):
 ATTENTION = 2 * parts(2)
 PROJECTION = parts(2, np.ones(4)) * np.array([1.0, 0.5])[:, None, None]
 # Three heads, the third nearly the mean of the others.
-FLAT = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.14]]
+FLAT = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.04]]
 
 
 def test_a_layer_that_meets_all_conditions():
@@ -217,8 +217,9 @@ def test_a_layer_that_meets_all_conditions():
         ("scale", 0.1 * ATTENTION, PROJECTION),
         ("largest scale", 4 * ATTENTION, PROJECTION),
         ("hull distance", np.stack([ATTENTION[0], ATTENTION[1] - ATTENTION[0]]), PROJECTION),
-        ("sum size", ATTENTION, PROJECTION + np.array([1, -1])[:, None, None] * np.eye(4)[::-1]),
+        ("sum size", ATTENTION, PROJECTION + np.array([3, -3])[:, None, None] * np.eye(4)[::-1]),
         ("sum conditioning", ATTENTION, parts(2, np.ones(4))),
+        ("effective rank", 3 * parts(2, (1.0, 0.2, 0.1, 0.05)), PROJECTION),
         ("norm ratio", ATTENTION * np.array([2.5, 0.7])[:, None, None], PROJECTION),
         (
             "attention independence",
