@@ -471,3 +471,10 @@ def test_the_largest_entry_is_found_without_a_copy(dtype):
     tracemalloc.stop()
     assert largest == max(abs(float(value)) for value in values.ravel())
     assert peak < values.nbytes / 2
+
+
+def test_rows_are_those_at_the_positions(xp_array):
+    numbers = np.arange(24.0).reshape(4, 3, 2)
+    found = arrays.rows(xp_array(numbers), np.array([2, 0, 2]))
+    assert arrays.namespace(found) is arrays.namespace(xp_array(numbers))
+    np.testing.assert_array_equal(arrays.to_numpy(found), numbers[[2, 0, 2]])

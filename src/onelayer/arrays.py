@@ -215,6 +215,12 @@ def device(array: Array) -> Any:
     return array_api_compat.device(array)
 
 
+def rows(array: Array, index: np.ndarray[Any, Any]) -> Array:
+    """The entries along the first axis at positions given in numpy."""
+    xp = namespace(array)
+    return xp.take(array, xp.asarray(index, device=device(array)), axis=0)
+
+
 def zeros(shape: tuple[int, ...], reference: Array) -> Array:
     """Zeros with the namespace, device and dtype of `reference`."""
     return namespace(reference).zeros(shape, dtype=reference.dtype, device=device(reference))

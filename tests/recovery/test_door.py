@@ -67,6 +67,7 @@ def test_entries_within_reason_pass(size):
 
 @pytest.mark.parametrize("name", ["auto", "refine", "sculpt"])
 def test_the_methods_have_these_names(name):
+    assert name in door.METHODS
     door.method(name)
 
 
@@ -82,7 +83,9 @@ def test_other_methods_are_refused(name):
 @pytest.mark.parametrize("heads", [1, 4, "auto"])
 @pytest.mark.parametrize("n", [20, 1000])
 def test_plain_layers_can_be_sculpted(heads, n):
-    door.sculpting(tokens(n), heads, mask=False, bias=False, causal=False)
+    given = {"mask": False, "bias": False, "causal": False}
+    assert door.why_not_sculpt(tokens(n), heads, **given) is None
+    door.sculpting(tokens(n), heads, **given)
 
 
 @pytest.mark.parametrize("name", ["mask", "bias", "causal"])

@@ -83,7 +83,7 @@ class Examples:
 
     def problem(self, index: np.ndarray[Any, Any]) -> Problem:
         """Some examples, by their positions, held in memory for Gauss-Newton steps."""
-        X, Y = (_taken(array, index) for array in (self.X, self.Y))
+        X, Y = (arrays.rows(array, index) for array in (self.X, self.Y))
         tokens, outputs = self._whitened(X, Y)
         whitening, scale = self.whitening, self.output_scale
         return Problem(tokens, outputs, None, False, False, whitening, scale)
@@ -106,7 +106,7 @@ class Examples:
         if first < last:
             size = part.stop - part.start
             kept = np.setdiff1d(np.arange(size), self.held_out[first:last] - part.start)
-            X, Y = _taken(X, kept), _taken(Y, kept)
+            X, Y = arrays.rows(X, kept), arrays.rows(Y, kept)
         return self._whitened(X, Y)
 
     def _whitened(self, X: Array, Y: Array) -> tuple[Array, Array]:
@@ -144,8 +144,3 @@ def gather(
         output_scale * root_mean_square,
         passing,
     )
-
-
-def _taken(array: Any, index: np.ndarray[Any, Any]) -> Array:
-    xp = arrays.namespace(array)
-    return xp.take(array, xp.asarray(index, device=arrays.device(array)), axis=0)

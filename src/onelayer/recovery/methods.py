@@ -92,11 +92,12 @@ def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     with arrays.calm_threads(_product_size(fitted, state.heads or 1)):
         search = _search(task, fitted, state.other, log, rng)
         stacked = lowrank.nearest(_heads_so_far(state), fitted.dim, task.rank)
-        fit = reduced.fit(fitted.blocks(_heads(stacked)), stacked, False, fitted.equations())
         outcome = None
         if task.polish and state.refusal is None:
             outcome = search.polished(stacked, may_grow=task.heads == "auto")
             fit = outcome.state.fit
+        else:
+            fit = reduced.fit(fitted.blocks(_heads(stacked)), stacked, False, fitted.equations())
         certificate = certify(fit, fitted, held_out, task.rank, rng, _DELTA)
     if state.refusal is not None:
         reason = state.refusal

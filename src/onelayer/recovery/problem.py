@@ -85,10 +85,8 @@ class Problem:
 
     def take(self, index: Array) -> Problem:
         """The problem on some of the examples."""
-        xp = arrays.namespace(self.X)
-        index = xp.asarray(index, device=arrays.device(self.X))
-        mask = None if self.mask is None else xp.take(self.mask, index, axis=0)
-        X, Y = xp.take(self.X, index, axis=0), xp.take(self.Y, index, axis=0)
+        mask = None if self.mask is None else arrays.rows(self.mask, index)
+        X, Y = arrays.rows(self.X, index), arrays.rows(self.Y, index)
         return Problem(X, Y, mask, self.causal, self.bias, self.whitening, self.output_scale)
 
     def blocks(self, heads: int) -> tuple[Block, ...]:

@@ -174,7 +174,7 @@ def _gather(
     """The slabs with the smallest keys, at most `count` and no two alike."""
     index = _least(key.ravel(), pairs.fingerprint.ravel(), count)
     example, row, b = place = np.unravel_index(index, key.shape)
-    tokens, outputs = (_rows(array, example) for array in (X, Y))
+    tokens, outputs = (arrays.to_numpy(arrays.rows(array, example)) for array in (X, Y))
     return Slabs(
         key=key[place],
         tokens=tokens,
@@ -196,9 +196,3 @@ def _least(keys: Numbers, fingerprints: Numbers, count: int) -> Numbers:
     index = index[np.argsort(keys[index], kind="stable")]
     _, first = np.unique(fingerprints[index], return_index=True)
     return np.asarray(index[np.sort(first)[:count]])
-
-
-def _rows(array: Array, index: Numbers) -> Numbers:
-    xp = arrays.namespace(array)
-    place = xp.asarray(index, device=arrays.device(array))
-    return arrays.to_numpy(xp.take(array, place, axis=0))
