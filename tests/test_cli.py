@@ -489,13 +489,13 @@ def test_options_that_cannot_be(file, output, options, message):
 
 
 def test_an_output_folder_that_is_not_there(file, tmp_path, monkeypatch):
-    monkeypatch.setattr("onelayer.cli.recover", None)  # it must be told before the work
+    monkeypatch.setattr("onelayer.cli.recovery.recover", None)  # it must be told before the work
     target = tmp_path / "none" / "layer.safetensors"
     assert_refused(run("recover", file, "-o", target), str(target.parent), "expected", target.name)
 
 
 def test_an_output_that_is_a_folder(file, tmp_path, monkeypatch):
-    monkeypatch.setattr("onelayer.cli.recover", None)
+    monkeypatch.setattr("onelayer.cli.recovery.recover", None)
     folder = tmp_path / "layer.safetensors"
     folder.mkdir()
     assert_refused(run("recover", file, "-o", folder), str(folder))
@@ -581,7 +581,7 @@ def test_interruption_is_told_without_a_terminal_too(file, output, monkeypatch, 
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("onelayer.cli.recover", interrupted)
+    monkeypatch.setattr("onelayer.cli.recovery.recover", interrupted)
     monkeypatch.setattr(sys, "argv", ["onelayer", "recover", str(file), "-o", str(output)])
     with pytest.raises(SystemExit) as exit_status:
         main()

@@ -1,20 +1,20 @@
-"""The command line: `onelayer demo`, `onelayer recover FILE` and `onelayer conditions FILE`."""
+"""The commands `onelayer demo`, `onelayer recover FILE` and `onelayer conditions FILE`."""
 
 from __future__ import annotations
 
 import re
 import zipfile
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 import onelayer
 from onelayer import interchange
+from onelayer.cli.terminal import err, fail, out
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import display
 from onelayer.recovery.conditions import (
@@ -25,38 +25,9 @@ from onelayer.recovery.conditions import (
 )
 from onelayer.recovery.recover import Recovery, recover
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    help="What one attention layer can learn, and how to learn one attention layer.",
-)
-out = Console()
-err = Console(stderr=True)
-
 _WIDE = 120  # columns of a screen that has room for every column of a table
 
 
-def main() -> None:
-    """The entry point of `onelayer`."""
-    app()
-
-
-def _fail(message: str, code: int = 2) -> NoReturn:
-    err.print(f"[red]onelayer:[/red] {escape(message)}", highlight=False, soft_wrap=True)
-    raise SystemExit(code)
-
-
-@app.callback(invoke_without_command=True)
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-) -> None:
-    if version:
-        out.print(onelayer.__version__, highlight=False)
-        raise typer.Exit
-
-
-@app.command()
 def demo(
     heads: Annotated[int, typer.Option(min=1, help="Heads of the layer to recover.")] = 8,
     dim: Annotated[int, typer.Option(min=2, help="Dimension of a token.")] = 32,
@@ -83,7 +54,7 @@ def demo(
         with display.live(err) as listener:
             found = recover(X, layer(X), heads=heads, seed=seed, progress=listener)
     except KeyboardInterrupt:
-        _fail("interrupted", code=130)
+        fail("interrupted", code=130)
     match = found.layer.distance(layer)
     table = Table(title="Recovered heads", title_justify="left")
     for column in ("head", "found as", "attention error", "projection error"):
@@ -100,7 +71,6 @@ def demo(
     raise typer.Exit(0 if found.converged else 1)
 
 
-@app.command("recover")
 def recover_command(
     file: Annotated[
         Path,
@@ -145,11 +115,11 @@ def recover_command(
         onelayer recover folder/ --method sculpt -o layer.safetensors
     """
     if output.is_dir():
-        _fail(f"{output} is a folder, expected a file to write to")
+        fail(f"{output} is a folder, expected a file to write to")
     if output.exists() and file.exists() and output.samefile(file):
-        _fail(f"{output} holds the examples, expected another file to write to")
+        fail(f"{output} holds the examples, expected another file to write to")
     if not output.parent.is_dir():
-        _fail(f"{output.parent} is no folder, expected one to write {output.name} to")
+        fail(f"{output.parent} is no folder, expected one to write {output.name} to")
     try:
         arrays = _read(file)
         with display.live(err) as listener:
@@ -173,9 +143,9 @@ def recover_command(
         if found.converged or force:
             found.layer.save(output)
     except (ValueError, TypeError, OSError) as error:
-        _fail(str(error))
+        fail(str(error))
     except KeyboardInterrupt:  # typer would end here without a word
-        _fail("interrupted; nothing was written", code=130)
+        fail("interrupted; nothing was written", code=130)
     _report(found)
     if found.converged or force:
         text = escape(f"Wrote {found.layer} to {output}.")
@@ -185,7 +155,6 @@ def recover_command(
     raise typer.Exit(0 if found.converged else 1)
 
 
-@app.command("conditions")
 def conditions_command(
     file: Annotated[Path, typer.Argument(help="A layer that save() or onelayer recover wrote.")],
     survey: Annotated[
@@ -213,9 +182,9 @@ def conditions_command(
         found = conditions(layer)
         surveys = {} if survey is None else _survey(layer, survey, seed)
     except (ValueError, OSError) as error:
-        _fail(str(error))
+        fail(str(error))
     except KeyboardInterrupt:
-        _fail("interrupted", code=130)
+        fail("interrupted", code=130)
     out.print(_conditions_table(layer, found, surveys))
     met = sum(condition.holds for condition in found.values())
     out.print(f"{met} of {len(found)} conditions hold.", highlight=False)
@@ -327,7 +296,3 @@ def _report(found: Recovery) -> None:
     for row in rows:
         table.add_row(*row)
     out.print(table)
-
-
-if __name__ == "__main__":
-    main()

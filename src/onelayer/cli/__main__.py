@@ -1,0 +1,5 @@
+"""`python -m onelayer.cli`."""
+
+from onelayer.cli import main
+
+main()

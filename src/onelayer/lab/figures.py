@@ -1,0 +1,113 @@
+"""Figures of claims, fit for a paper: measurement with its spread over seeds, prediction beside it.
+
+A claim's `draw` fills a matplotlib figure with these parts; `render` makes a file's content of it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onelayer.lab.claim import Claim, Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Colours that stay apart for all kinds of colour vision, and in grey (Okabe and Ito).
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_STYLE = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.constrained_layout.use": True,
+    "font.size": 9.0,
+    "grid.alpha": 0.25,
+    "legend.fontsize": 8.0,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,  # text stays text
+    "svg.fonttype": "path",  # and is the same everywhere
+    "svg.hashsalt": "onelayer",  # the same figure is the same file
+}
+FORMATS = ("svg", "pdf")
+
+
+def curve(
+    axes: Axes,
+    results: Results,
+    x: str,
+    y: str,
+    label: str | None = None,
+    number: int = 0,
+) -> None:
+    """The median of y over the cells of every x, with a band from the least to the largest.
+
+    `number` chooses colour and marker. Cells without a value are left out. Numbers x are drawn in
+    their order, whatever the order of the grid.
+    """
+    points = []
+    for value, part in results.by(x):
+        values = part.numbers(y, missing=np.nan)
+        values = values[np.isfinite(values)]
+        if values.size:
+            points.append((value, np.median(values), values.min(), values.max()))
+    if all(isinstance(value, int | float) for value, *_ in points):
+        points.sort()
+    if points:
+        at, middle, low, high = map(np.array, zip(*points, strict=True))
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        axes.plot(at, middle, color=colour, marker=marker, markersize=4, label=label)
+        axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+        # The band has no area where there is one x only.
+        axes.vlines(at, low, high, color=colour, alpha=0.5, linewidth=1)
+
+
+def predicted(
+    axes: Axes, x: Sequence[float], y: Sequence[float], label: str = "predicted", number: int = -1
+) -> None:
+    """A prediction: dashed, black unless `number` chooses the colour of a measured curve."""
+    axes.plot(x, y, color=COLOURS[number % len(COLOURS)], linestyle="--", linewidth=1, label=label)
+
+
+def heat_maps(
+    figure: Figure, matrices: Sequence[Sequence[Any]], rows: Sequence[str], columns: Sequence[str]
+) -> None:
+    """Matrices side by side, a list a row of the figure, all on one scale about 0."""
+    largest = max(float(np.abs(np.asarray(m)).max()) for row in matrices for m in row) or 1.0
+    grid = figure.subplots(len(matrices), len(matrices[0]), squeeze=False)
+    for i, row in enumerate(matrices):
+        for j, matrix in enumerate(row):
+            axes = grid[i, j]
+            image = axes.imshow(matrix, cmap="RdBu", vmin=-largest, vmax=largest)
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.grid(visible=False)
+            if i == 0:
+                axes.set_title(columns[j])
+            if j == 0:
+                axes.set_ylabel(rows[i])
+    figure.colorbar(image, ax=grid, shrink=0.8)
+
+
+def render(claim: Claim, results: Results, file_format: str = "svg") -> bytes:
+    """The claim's figure as a file: svg or pdf, the same bytes for the same results."""
+    if file_format not in FORMATS:
+        raise ValueError(f"the format is {file_format!r}, expected one of {', '.join(FORMATS)}")
+    try:
+        from matplotlib import style
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "figures need matplotlib, which is not installed: pip install 'onelayer[plot]'"
+        ) from error
+    with style.context(["default", _STYLE]):  # whatever the user's own settings are
+        figure = Figure(figsize=(7.0, 3.2))
+        claim.draw(results, figure)
+        content = io.BytesIO()
+        undated = {"Date": None} if file_format == "svg" else {"CreationDate": None}
+        figure.savefig(content, format=file_format, metadata=undated)
+    return content.getvalue()

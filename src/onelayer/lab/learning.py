@@ -1,0 +1,73 @@
+"""What the claims of the first paper share: models by name, and examples to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from onelayer import inputs
+from onelayer.lab.seeds import generator
+from onelayer.random_features.curves import LearningCurve, learning_curve
+from onelayer.random_features.estimators import RandomFeatureAttention, RandomFeatureMLP, Regressor
+from onelayer.random_features.targets import Target
+
+FIRST_PAPER = "arXiv 2307.11353"
+TEST_EXAMPLES = 2000
+BIASES = {"rfa": 0.0, "brfa": 1.0}  # times the identity
+
+
+def model(
+    name: str, heads: int, dim: int, seed: int, alpha: float | str = "loo", **options: Any
+) -> Regressor:
+    """RFA, BRFA or, with as many trained parameters, RFMLP."""
+    drawn = generator(seed, "model")
+    if name == "rfmlp":
+        return RandomFeatureMLP(heads * (dim + 1), alpha=alpha, random_state=drawn)
+    settings = {"bias": BIASES[name], "alpha": alpha, "random_state": drawn} | options
+    return RandomFeatureAttention(heads, **settings)
+
+
+def curve(
+    estimator: Regressor,
+    targets: Sequence[Target],
+    keys: int,
+    sizes: Sequence[int],
+    seed: int,
+    test_examples: int = TEST_EXAMPLES,
+    noise: float = 0.0,
+) -> LearningCurve:
+    """Errors at all sizes and for all targets, on tokens uniform on the sphere.
+
+    What is learned from has Gaussian noise of `noise` standard deviations of the target; what is
+    tested on has none, so that the error is the excess risk.
+    """
+    n = max(sizes)
+    X = inputs.sphere(n + test_examples, keys + 1, targets[0].dim, generator(seed, "inputs"))
+    Y = np.stack([target(X) for target in targets], axis=1)
+    spread = [noise * target.variance(keys) ** 0.5 for target in targets]
+    noisy = Y[:n] + spread * generator(seed, "noise").standard_normal((n, len(targets)))
+    return learning_curve(estimator, X[:n], noisy, X[n:], Y[n:], sizes)
+
+
+def sizes_up_to(largest: int, least: int = 16, per_octave: int = 2) -> list[int]:
+    """Sample sizes from `least` on, so many an octave, and the largest itself.
+
+    >>> sizes_up_to(70)
+    [16, 23, 32, 45, 64, 70]
+    """
+    steps = range(per_octave * largest.bit_length())
+    between = (round(least * 2 ** (i / per_octave)) for i in steps)
+    return sorted({size for size in between if size < largest} | {largest})
+
+
+def reached(size: float) -> float | None:
+    """A sample size, or None where it is infinite: the error was not reached."""
+    return float(size) if np.isfinite(size) else None
+
+
+def needed(curve: LearningCurve, targets: Sequence[Target], error: float) -> dict[str, Any]:
+    """By the name of the target, the examples needed for an error; None where not reached."""
+    sizes = map(reached, curve.samples_needed(error))
+    return dict(zip([target.name for target in targets], sizes, strict=True))

@@ -1,0 +1,260 @@
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import lab_fakes
+import pytest
+
+from onelayer.lab import pools
+from onelayer.lab.claims import known
+from onelayer.lab.run import Plan, run
+from onelayer.lab.store import Store
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "lab.sqlite")
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    monkeypatch.setattr("onelayer.lab.run.LocalPool", lab_fakes.Threads)
+
+
+def values(store):
+    return {r.parameters["number"]: r.measured.get("value") for r in store.records()}
+
+
+def test_cells_are_measured_once_and_told(store, threads):
+    told = []
+    plan = Plan(lab_fakes.claim(lab_fakes.double), "quick")
+    final = run([plan], store, workers=2, progress=told.append)
+    assert values(store) == {0: 0, 1: 2, 2: 4, 3: 6}
+    assert [progress.done for progress in told] == [0, 1, 2, 3, 4]
+    assert (final.done, final.failed, final.total, final.claim) == (4, 0, 4, "double")
+    before = store.records()
+    assert run([plan], store, workers=2).done == 4
+    assert store.records() == before
+    assert store.last_runs() == {"double": ("quick", {})}
+
+
+def test_changed_settings_are_other_cells(store, threads):
+    fake = lab_fakes.claim(lab_fakes.double)
+    run([Plan(fake, "quick", {"number": [1]})], store)
+    run([Plan(fake, "quick", {"number": [1, 5], "seeds": 2})], store)
+    assert sorted(r.measured["value"] for r in store.records()) == [2, 3, 10, 11]
+
+
+def test_a_cell_that_two_plans_share_is_one(store, threads):
+    fake = lab_fakes.claim(lab_fakes.double, number=[1, 1])
+    assert run([Plan(fake, "quick")], store).total == 1
+
+
+def test_a_cell_that_raises_is_kept_with_its_error_and_does_not_stop_others(store, threads):
+    plan = Plan(lab_fakes.claim(lab_fakes.falter), "quick")
+    final = run([plan], store, workers=2)
+    assert (final.done, final.failed) == (3, 1)
+    (failed,) = [r for r in store.records() if r.status == "failed"]
+    assert failed.parameters["number"] == 2
+    assert "RuntimeError: two is too much" in failed.error
+    assert "in falter" in failed.error
+    assert failed.measured == {}
+    assert run([plan], store).failed == 1
+    assert [r.key for r in store.records()].count(failed.key) == 1
+    again = run([plan], store, retry_failed=True)
+    (retried,) = [r for r in store.records() if r.status == "failed"]
+    assert again.failed == 1
+    assert retried.finished >= failed.finished
+
+
+def test_what_is_no_measurement_is_a_failure_that_says_so(store, threads):
+    run([Plan(lab_fakes.claim(lab_fakes.immeasurable, number=[0, 1]), "quick")], store)
+    empty, infinite = (r.error for r in store.records())
+    assert "TypeError: measured {}, expected a dictionary of values by name" in empty
+    assert "ValueError: measured [1, inf] for value, expected finite numbers" in infinite
+
+
+def test_a_process_that_dies_costs_its_own_cell_only(store):
+    final = run([Plan(lab_fakes.claim(lab_fakes.die), "quick")], store, workers=2)
+    assert (final.done, final.failed) == (3, 1)
+    (failed,) = [r for r in store.records() if r.status == "failed"]
+    assert failed.parameters["number"] == 2
+    assert "The process that measured this cell died" in failed.error
+
+
+# Killed, interrupted, side by side
+
+
+def program(measure, store, log, *numbers):
+    """A run as a program of its own, with all its processes in a group that can be killed."""
+    arguments = [measure, str(store.path), str(log), *map(str, numbers)]
+    return subprocess.Popen(
+        [sys.executable, str(TESTS / "lab_fakes.py"), *arguments],
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+    )
+
+
+def measured(log):
+    return list(map(int, log.read_text().split())) if log.exists() else []
+
+
+def finished(store):
+    return {r.parameters["number"] for r in store.records()} if store.path.exists() else set()
+
+
+def intact(store):
+    with sqlite3.connect(store.path) as file:
+        verdict = file.execute("PRAGMA integrity_check").fetchone()
+    file.close()
+    return verdict == ("ok",)
+
+
+def test_killed_ten_times_nothing_is_lost_repeated_or_corrupt(store, tmp_path):
+    log, count, kills = tmp_path / "log", 60, 10
+    ends = []
+    while not ends or ends[-1] != 0:
+        before, lines = finished(store), len(measured(log))
+        child = program("deadly", store, log, count, kills, 2)
+        child.communicate(timeout=120)
+        ends.append(child.returncode)
+        assert intact(store)
+        assert before <= finished(store)
+        assert not before & set(measured(log)[lines:]), "a finished cell was measured again"
+    assert ends == [-signal.SIGKILL] * (len(ends) - 1) + [0]
+    assert len(ends) > kills / 2  # one kill may hit when another is on its way
+    assert finished(store) == set(range(count))
+    assert taken(store) == []
+
+
+def test_two_runs_on_one_file_share_the_work(store, tmp_path):
+    log = tmp_path / "log"
+    children = [program("logged", store, log, 30, 0.05, 2) for _ in range(2)]
+    assert [child.wait(60) for child in children] == [0, 0]
+    for child in children:
+        child.communicate()
+    assert sorted(measured(log)) == list(range(30))
+    assert finished(store) == set(range(30))
+
+
+def test_a_run_waits_for_what_another_is_at_and_takes_over_when_it_dies(store, tmp_path):
+    log = tmp_path / "log"
+    slow = program("logged", store, log, 1, 60, 1)
+    while not store.path.exists() or not taken(store):
+        time.sleep(0.05)
+    second = program("logged", store, log, 1, 60, 1)
+    time.sleep(1.5)
+    assert second.poll() is None
+    assert len(taken(store)) == 1
+    os.killpg(slow.pid, signal.SIGKILL)
+    slow.communicate()
+    owner = f" {slow.pid} "
+    deadline = time.monotonic() + 30
+    while owner in taken(store)[0] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert f" {second.pid} " in taken(store)[0]
+    os.killpg(second.pid, signal.SIGKILL)
+    second.communicate()
+
+
+def gone(group, within):
+    """Whether all processes of a group end within so many seconds."""
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def taken(store):
+    with sqlite3.connect(store.path) as file:
+        owners = [owner for (owner,) in file.execute("SELECT owner FROM taken")]
+    file.close()
+    return owners
+
+
+def test_an_interrupted_run_leaves_what_is_finished_and_nothing_running(store, tmp_path):
+    log = tmp_path / "log"
+    child = program("logged", store, log, 80, 0.05, 2)
+    while len(finished(store)) < 3:
+        time.sleep(0.01)
+    os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all processes of the run
+    _, told = child.communicate(timeout=30)
+    assert b"KeyboardInterrupt" in told
+    assert gone(child.pid, within=10)
+    assert intact(store)
+    assert taken(store) == []
+    assert 3 <= len(finished(store)) < 80
+
+
+# The same numbers everywhere
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=2, dashboard_address=":0", silence_logs=logging.ERROR
+    ) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return Plan(known()["expressivity"], "quick", {"heads": [3, 40], "examples": 150, "seeds": 2})
+
+
+def measurements(plan, path, **how):
+    store = Store(path)
+    run([plan], store, **how)
+    return {r.key: r.measured for r in store.records()}
+
+
+def test_one_worker_two_workers_and_a_cluster_give_the_same_bits(plan, cluster, tmp_path):
+    one = measurements(plan, tmp_path / "one.sqlite", workers=1)
+    two = measurements(plan, tmp_path / "two.sqlite", workers=2)
+    dask = measurements(plan, tmp_path / "dask.sqlite", cluster=cluster.scheduler_address)
+    assert len(one) == 4
+    assert one == two == dask
+
+
+def test_failures_on_a_cluster_are_kept_too(cluster, store):
+    final = run(
+        [Plan(known()["expressivity"], "quick", {"heads": [0, 3], "examples": 50, "seeds": 1})],
+        store,
+        cluster=cluster.scheduler_address,
+    )
+    assert (final.done, final.failed) == (1, 1)
+    assert "heads" in next(r.error for r in store.records() if r.status == "failed")
+
+
+def test_a_scheduler_that_does_not_answer_is_told(store, monkeypatch):
+    distributed = pytest.importorskip("distributed")
+    client = distributed.Client
+    monkeypatch.setattr(distributed, "Client", lambda address, timeout: client(address, timeout=1))
+    with pytest.raises(OSError, match=r"no Dask scheduler answers at tcp://127.0.0.1:1: "):
+        run([Plan(lab_fakes.claim(lab_fakes.double), "quick")], store, cluster="tcp://127.0.0.1:1")
+
+
+def test_a_cluster_without_dask_is_told(store, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ImportError, match=r"pip install 'onelayer\[cluster\]'"):
+        run([Plan(lab_fakes.claim(lab_fakes.double), "quick")], store, cluster="tcp://x:1")
+
+
+def test_a_worker_with_other_code_is_refused(store, monkeypatch):
+    monkeypatch.setattr(pools, "code_version", lambda measure: "another")
+    with pytest.raises(
+        OSError, match=r"has another version of onelayer\.lab\.claims\.expressivity"
+    ):
+        pools.measured(known()["expressivity"].measure, {}, "code")
