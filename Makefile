@@ -20,7 +20,7 @@ demo: .venv/core   ## recover an 8-head attention layer, then measure a claim of
 
 lab: .venv/lab   ## measure all claims of both papers and write the report (about an hour)
 	@mkdir -p build
-	$(BIN)/onelayer claims run --store build/lab.sqlite
+	-$(BIN)/onelayer claims run --store build/lab.sqlite
 	$(BIN)/onelayer report --store build/lab.sqlite -o build/lab.html
 
 test: .venv/dev   ## run the tests and the examples in docstrings
@@ -35,7 +35,6 @@ bench: .venv/dev   ## time recovery and learning curves beside their peers; succ
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/samples.py
 	$(BIN)/python benchmarks/learning_curves.py
-	$(BIN)/python benchmarks/sample_sizes.py
 	$(BIN)/python benchmarks/sculpt.py
 
 clean:   ## remove the virtual environment and everything built

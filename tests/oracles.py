@@ -98,6 +98,57 @@ def relative_error(estimate, true):
     return math.sqrt(gap / size) if size > 0 else math.inf
 
 
+def bert_attention(X, weights, heads):
+    """Attention of a BERT layer, which computes y = A x + b, with its biases, by their names."""
+
+    def read(name, token):
+        bias = weights.get(f"{name}.bias", np.zeros(len(weights[f"{name}.weight"])))
+        return row_times(token, weights[f"{name}.weight"].T) + bias
+
+    outputs = np.zeros(X.shape)
+    for example, tokens in enumerate(X):
+        parts = [[read(f"self.{n}", t) for t in tokens] for n in ("query", "key", "value")]
+        for row, attended in enumerate(heads_side_by_side(*parts, heads, causal=False)):
+            outputs[example, row] = read("output.dense", attended)
+    return outputs
+
+
+def gpt2_attention(X, weights, heads):
+    """Attention of a GPT-2 layer, which computes y = x A + b and looks back only."""
+
+    def read(name, token):
+        bias = weights.get(f"{name}.bias", np.zeros(weights[f"{name}.weight"].shape[1]))
+        return row_times(token, weights[f"{name}.weight"]) + bias
+
+    dim = X.shape[2]
+    outputs = np.zeros(X.shape)
+    for example, tokens in enumerate(X):
+        rows = [read("c_attn", token) for token in tokens]
+        parts = [[row[i * dim : (i + 1) * dim] for row in rows] for i in range(3)]
+        for row, attended in enumerate(heads_side_by_side(*parts, heads, causal=True)):
+            outputs[example, row] = read("c_proj", attended)
+    return outputs
+
+
+def heads_side_by_side(queries, keys, values, heads, causal):
+    """For every token the values that each head attends to, head after head."""
+    size = len(queries[0]) // heads
+    rows = []
+    for row, query in enumerate(queries):
+        attended = np.zeros(heads * size)
+        for head in range(heads):
+            part = slice(head * size, (head + 1) * size)
+            scores = {
+                key: dot(query[part], keys[key][part]) / math.sqrt(size)
+                for key in allowed_keys(row, len(keys), causal=causal)
+            }
+            powers = {key: math.exp(value) for key, value in scores.items()}
+            for key, power in powers.items():
+                attended[part] += power / sum(powers.values()) * values[key][part]
+        rows.append(attended)
+    return rows
+
+
 def attended_tokens(X, attention, key_bias=None, mask=None, causal=False, constant=False):
     """H: the attended tokens of every row, heads side by side, (n · tokens, heads · dim).
 

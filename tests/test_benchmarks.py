@@ -1,6 +1,5 @@
 import argparse
 import importlib
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +20,6 @@ def benchmark_module():
     """benchmarks/recovery.py as a module."""
     pytest.importorskip("torch")
     return scripts.module(FOLDER / "recovery.py")
-
-
-@pytest.fixture(scope="module")
-def conditions_module():
-    """benchmarks/conditions.py as a module; it imports another of the benchmarks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(FOLDER)
-        yield importlib.import_module("conditions")
 
 
 def test_recovery_is_timed_beside_its_peers():
@@ -81,18 +72,6 @@ def test_learning_curves_are_timed_beside_scikit_learn_and_the_machine():
     assert "one large product: " in told
 
 
-def test_sample_sizes_are_compared_with_the_prediction():
-    sizes = ["--seeds", "1", "--largest", "64", "--heads", "10", "--keys", "2", "4", "--dim", "4"]
-    rows, told = table("sample_sizes.py", *sizes)
-    assert [row[0] for row in rows] == [
-        "keys", "2", "4", "target", "f_{1,1}", "f_{2,1}", "f_{2,2}", "f_{2,3}", "f_{2,4}"
-    ]  # fmt: skip
-    assert [row[4] for row in rows[1:3]] == ["1.00", "1.50"]
-    for row in rows[4:]:
-        assert float(row[3]) == pytest.approx(float(row[2]) / float(row[1]), rel=0.05)
-    assert "brfa, 4 keys, seed 0 done" in told
-
-
 def test_phases_are_timed_and_compared_with_the_truth():
     rows, told = table("sculpt.py", "--quick")
     header, *rows = rows
@@ -117,82 +96,12 @@ def test_phases_are_timed_and_compared_with_the_truth():
     assert "1, 7, 2, 4000 seed 0: 1 crude sum" in told
 
 
-def test_conditions_are_degraded_until_a_phase_refuses():
-    tiny = ["--seeds", "1", "--examples", "4000", "--dim", "7", "--tokens", "2", "--refined", "400"]
-    steps = ["--families", "scale", "--steps", "3", "0.5"]
-    (header, *rows), told = table("conditions.py", *steps, *tiny)
-    ways = ["unpolished", "error", "polished", "error", "refine", "error"]
-    assert header == ["family", "step", "measured", "refused", *ways, "verdict"]
-    good, bad = rows
-    assert good[:4] == ["scale", "3", "scale 3, largest scale 3", "1/1 -"]
-    assert good[4] in ("1/1 approximate", "1/1 coarse")  # in so few dimensions
-    assert float(good[5].split()[0]) < 0.3
-    assert good[6] == good[8] == "1/1 exact"
-    assert bad[:3] == ["scale", "0.5", "scale 0.5, largest scale 0.5"]
-    assert bad[3].removeprefix("1/1 ") in set("123456")
-    assert bad[4] == bad[6]
-    assert bad[10] == good[10] == "-"
-    assert "scale 0.5 seed 0: unpolished" in told
-
-
 # The parts of a row
 
 
-def test_a_family_starts_with_a_layer_that_meets_the_conditions(conditions_module):
-    options = argparse.Namespace(dim=8, tokens=3, scale=3.0, examples=5)
-    for name in ("distance", "norm-ratio", "sum-conditioning", "attention-independence", "noise"):
-        family = conditions_module.FAMILIES[name]
-        layer, X, Y = conditions_module.instance(family, family.steps[0], 0, options)
-        failed = {n for n, c in conditions_module.ol.conditions(layer).items() if not c.holds}
-        assert not failed
-        assert X.shape == Y.shape
-        assert bool(np.allclose(layer(X), Y)) == (name != "noise")
-
-
-def test_the_condition_of_a_family_degrades_with_its_steps(conditions_module):
-    options = argparse.Namespace(dim=8, tokens=3, scale=3.0, examples=1)
-    families = conditions_module.FAMILIES
-    for name in ("distance", "norm-ratio", "effective-rank", "scale", "sum-conditioning",
-                 "projection-independence", "attention-independence", "low-rank"):  # fmt: skip
-        family = families[name]
-        measured = []
-        for step in family.steps:
-            layer, _, _ = conditions_module.instance(family, step, 0, options)
-            measured.append(conditions_module.ol.conditions(layer)[family.conditions[0]].measured)
-        changes = np.diff(measured)
-        assert np.all(changes < 0) or np.all(changes > 0), name
-
-
-def test_a_claim_that_is_wrong_is_told_by_the_exit_status(conditions_module, monkeypatch, capsys):
-    wrong = conditions_module.Result("exact", converged=True, error=0.5)
-    monkeypatch.setattr(conditions_module, "result", lambda *given, **how: wrong)
-    monkeypatch.setattr(sys, "argv", ["", "--families", "scale", "--steps", "1"])
-    with pytest.raises(SystemExit, match="1"):
-        conditions_module.main()
-    assert "WRONG unpolished 3/3" in capsys.readouterr().out
-
-
-def test_claims_are_judged_by_what_can_be_asked_of_them(conditions_module):
-    def judged(error, noisy=False, **how):
-        run = conditions_module.Result("", error=error, **{"converged": True, **how})
-        return conditions_module.verdict([dict.fromkeys(conditions_module.WAYS, run)], noisy)
-
-    assert judged(1e-4) == judged(0.05, noisy=True) == judged(0.5, converged=False) == "-"
-    assert judged(0.05) == "WRONG polished 1/1, WRONG refine 1/1"
-    assert judged(0.2, noisy=True).count("WRONG") == 3
-    assert "CRASHED refine 1/1" in judged(np.inf, converged=False, crashed=True)
-
-
-def test_a_run_that_raises_is_recorded(conditions_module):
-    layer = conditions_module.ol.AttentionLayer.random(heads=1, dim=2)
-    X = np.ones((1, 2, 2))
-    run = conditions_module.result(layer, X, layer(X), heads=1, method="refine")
-    assert run.crashed
-    assert run.reason.startswith("ValueError: X has 1 example")
-
-
-def test_the_exponent_in_the_number_of_heads_is_fitted(conditions_module):
-    fitted_growth = sys.modules["sculpt"].fitted_growth
+def test_the_exponent_in_the_number_of_heads_is_fitted(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    fitted_growth = importlib.import_module("sculpt").fitted_growth
     told = fitted_growth({m: 10.0 ** (0.5 * m**3) for m in (1, 2, 3)}, 10)
     assert told.startswith("Fitted: n = (dk)^(0.50 m^3.00)")
     assert "Too few" in fitted_growth({1: 2000.0}, 10)

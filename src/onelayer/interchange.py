@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,43 +65,97 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Array]:
     try:
         return dict(safetensors.numpy.load(data))
     except KeyError as error:  # the name of a dtype
-        raise ValueError(
-            f"{os.fspath(path)} holds arrays of dtype {error}, expected one that numpy has"
-        ) from error
+        raise _foreign_dtype(path, str(error)) from error
     except (safetensors.SafetensorError, ValueError, TypeError) as error:
-        raise ValueError(
-            f"{os.fspath(path)} is not a whole safetensors file (damaged, cut short or of another "
-            f"format): {error}"
-        ) from error
+        raise _not_whole(path, error) from error
+
+
+@contextmanager
+def opened_safetensors(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """A safetensors file from which arrays are read one by one; a damaged one is refused."""
+    Path(path).open("rb").close()  # what is no file at all is refused in the words of the system
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            yield file
+    except safetensors.SafetensorError as error:
+        raise _not_whole(path, error) from error
+
+
+def read_one(file: Any, name: str, path: str | os.PathLike[str]) -> Array:
+    """An array of an opened file."""
+    try:
+        return file.get_tensor(name)
+    except TypeError as error:
+        raise _foreign_dtype(path, repr(file.get_slice(name).get_dtype())) from error
+
+
+def _not_whole(path: str | os.PathLike[str], error: Exception) -> ValueError:
+    return ValueError(
+        f"{os.fspath(path)} is not a whole safetensors file (damaged, cut short or of another "
+        f"format): {error}"
+    )
+
+
+def _foreign_dtype(path: str | os.PathLike[str], name: str) -> ValueError:
+    return ValueError(
+        f"{os.fspath(path)} holds arrays of dtype {name}, expected one that numpy has"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class MultiHead:
+    """Weights of a multi-head layer, as y = x Aᵀ + b uses them, heads below each other.
+
+    `query`, `key` and `value` have shape (heads · size, dim), `out` (out_dim, heads · size).
+    """
+
+    heads: int
+    query: Array
+    key: Array
+    value: Array
+    out: Array
+    query_bias: Array | None = None
+    value_bias: Array | None = None
+    out_bias: Array | None = None
+
+    def reduced(self) -> dict[str, Array]:
+        """The arrays of the layer that it is.
+
+        With head size h, q = x Qᵀ + q_0 and so on, a score is (x_a Qᵀ + q_0)(K x_b + k_0) / √h.
+        What does not depend on b is dropped by the softmax, which leaves Θ = Qᵀ K / √h and the key
+        bias c = Kᵀ q_0 / √h. Rows of attention sum to 1, so the value bias adds v_0 Oᵀ to all rows.
+        """
+        query, key, value = (
+            a.reshape(self.heads, -1, a.shape[1]) for a in (self.query, self.key, self.value)
+        )
+        out = self.out.reshape(self.out.shape[0], self.heads, -1).transpose(1, 2, 0)
+        root = np.sqrt(query.shape[1])
+        named = {
+            "attention": query.transpose(0, 2, 1) @ key / root,
+            "projection": value.transpose(0, 2, 1) @ out,
+        }
+        if self.query_bias is not None:
+            query_bias = self.query_bias.reshape(self.heads, -1)
+            named["key_bias"] = np.einsum("hs,hsd->hd", query_bias, key) / root
+        if self.value_bias is not None:
+            value_bias = self.value_bias.reshape(self.heads, -1)
+            named["output_bias"] = np.einsum("hs,hse->e", value_bias, out)
+        if self.out_bias is not None:
+            named["output_bias"] = named.get("output_bias", 0) + self.out_bias
+        return named
 
 
 def from_torch(module: Any) -> dict[str, Array]:
-    """The arrays of a `torch.nn.MultiheadAttention`, or of a module that `to_torch` made.
-
-    With head size h, q = x Qᵀ + q_0 and so on, a head's score is (x_a Qᵀ + q_0)(K x_b + k_0)/√h.
-    What does not depend on b is dropped by the softmax, which leaves Θ = Qᵀ K / √h and the key
-    bias c = Kᵀ q_0 / √h. Rows of attention sum to 1, so the value bias adds v_0 Oᵀ to the output.
-    """
+    """The arrays of a `torch.nn.MultiheadAttention`, or of a module that `to_torch` made."""
     own = getattr(module, "onelayer_arrays", None)
     if own is not None:
         return {name: _weight(array, name) for name, array in own().items()}
     query, key, value, query_bias, value_bias = _input_projections(module)
-    heads, dim = module.num_heads, module.embed_dim
-    size = dim // heads
-    query, key, value = (a.reshape(heads, size, dim) for a in (query, key, value))
-    out = _weight(module.out_proj.weight, "out_proj.weight").reshape(dim, heads, size)
-    root = np.sqrt(size)
-    named = {
-        "attention": np.einsum("hsd,hse->hde", query, key) / root,
-        "projection": np.einsum("hsd,ehs->hde", value, out),
-    }
-    if query_bias is not None and value_bias is not None:
-        named["key_bias"] = np.einsum("hs,hsd->hd", query_bias.reshape(heads, size), key) / root
-        named["output_bias"] = np.einsum("hs,ehs->e", value_bias.reshape(heads, size), out)
-    if module.out_proj.bias is not None:
-        output_bias = _weight(module.out_proj.bias, "out_proj.bias")
-        named["output_bias"] = named.get("output_bias", 0) + output_bias
-    return named
+    out = _weight(module.out_proj.weight, "out_proj.weight")
+    bias = module.out_proj.bias
+    out_bias = None if bias is None else _weight(bias, "out_proj.bias")
+    heads = module.num_heads
+    return MultiHead(heads, query, key, value, out, query_bias, value_bias, out_bias).reduced()
 
 
 def _input_projections(module: Any) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from onelayer import arrays, attention, blocks, checks, interchange
+from onelayer import arrays, attention, blocks, checks, interchange, pretrained
 from onelayer.arrays import Array
 from onelayer.inputs import Seed
 
@@ -226,6 +226,24 @@ class AttentionLayer:
     def from_torch(cls, module: Any) -> AttentionLayer:
         """The layer that a `torch.nn.MultiheadAttention` computes, biases included."""
         return cls(**interchange.from_torch(module))
+
+    @classmethod
+    def from_safetensors(
+        cls,
+        path: str | os.PathLike[str],
+        layer: int = 0,
+        family: str = "bert",
+        heads: int | None = None,
+    ) -> AttentionLayer:
+        """An attention layer of a pretrained transformer, biases included, in float64.
+
+        `layer` counts from 0; `family` is "bert" or "gpt2", by which the weights are named. Weights
+        do not tell the number of heads: it is `heads` or else read from the `config.json` beside
+        the file. Layers of GPT-2 are causal: call them with causal=True. What the transformer does
+        around the layer (normalisation, residual sum, dropout) is not part of it. Models with
+        rotary or relative positions, or with grouped queries, are refused.
+        """
+        return cls(**pretrained.load(path, layer, family, heads))
 
     def to_torch(self) -> Any:
         """A `torch.nn.Module` with this layer's weights as parameters: module(X, mask, causal)."""

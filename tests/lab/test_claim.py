@@ -102,6 +102,11 @@ def test_a_rule_may_say_what_it_misses(claim, monkeypatch):
     assert (verdict.outcome, verdict.why) == ("undecided", "one number is not enough")
 
 
+def test_a_rule_that_breaks_is_no_verdict(claim):
+    verdict = claim.verdict(Results((Result({"seed": 0}, {"other": 1}),)), planned=1)
+    assert (verdict.outcome, verdict.why) == ("undecided", "the rule broke: KeyError: 'value'")
+
+
 def test_a_rule_without_checks_is_no_verdict(claim):
     object.__setattr__(claim, "judge", lambda found: [])
     assert claim.verdict(results(1), planned=1).outcome == "undecided"

@@ -54,7 +54,8 @@ def test_changed_settings_are_other_cells(store, threads):
 
 def test_a_cell_that_two_plans_share_is_one(store, threads):
     fake = lab_fakes.claim(lab_fakes.double, number=[1, 1])
-    assert run([Plan(fake, "quick")], store).total == 1
+    plans = [Plan(fake, "quick"), Plan(fake, "default", {"number": [1, 2]})]
+    assert run(plans, store).total == 2
 
 
 def test_a_cell_that_raises_is_kept_with_its_error_and_does_not_stop_others(store, threads):

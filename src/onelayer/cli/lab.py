@@ -35,7 +35,9 @@ StoreOption = Annotated[
     Path, typer.Option("--store", metavar="FILE", help="The file that holds what was measured.")
 ]
 QuickOption = Annotated[bool, typer.Option("--quick", help="Small sizes: seconds each.")]
-PaperOption = Annotated[bool, typer.Option("--paper", help="The paper's own sizes: up to hours.")]
+PaperOption = Annotated[
+    bool, typer.Option("--paper", help="The papers' sizes, or large ones: up to hours.")
+]
 _STORE = Path("onelayer-lab.sqlite")
 _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 
@@ -57,7 +59,8 @@ def list_claims() -> None:
         table.add_row("", f"[bold]{escape(source)}")
         for claim in group:
             counts = [str(len(list(claim.cells(claim.settings(size))))) for size in SIZES]
-            table.add_row(claim.name, escape(claim.title), *counts)
+            kind = "" if claim.kind == "claim" else " [dim](conjecture)"
+            table.add_row(claim.name, escape(claim.title) + kind, *counts)
         table.add_section()
     out.print(table)
 
@@ -76,7 +79,8 @@ def show(
     with _plain_errors():
         (claim,) = registry.named([name])
         entries = outcomes.of_last_runs(Store(store), [claim]) if store.exists() else []
-    out.print(Text(claim.title, style="bold"), Text(f"{claim.source}\n", style="dim"), sep="\n")
+    out.print(Text(claim.title, style="bold"), sep="\n")
+    out.print(Text(f"{claim.source}, {claim.kind}\n", style="dim"))
     out.print(Text(f"Predicted: {claim.prediction}\n"), Text(f"Rule: {claim.rule}\n"), sep="\n")
     table = Table(title="Settings (--set NAME=VALUE,..)", title_justify="left")
     table.add_column("name", no_wrap=True)
@@ -168,7 +172,9 @@ def report(
     figures_folder: Annotated[
         Path | None,
         typer.Option(
-            "--figures", metavar="FOLDER", help="Write every figure as .pdf and .svg too."
+            "--figures",
+            metavar="FOLDER",
+            help="Write the figures of all verdicts, as .pdf and .svg.",
         ),
     ] = None,
     store: StoreOption = _STORE,

@@ -91,6 +91,7 @@ class CannotJudge(Exception):
 
 
 Outcome = Literal["holds", "fails", "undecided"]
+Kind = Literal["claim", "conjecture"]
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper, or an open question of one with a conjecture, as an experiment.
+    """A claim of a paper, or a conjecture about what it leaves open, as an experiment.
 
     `sizes` has settings by size: numbers, text, or lists of them. `cells` makes the parameters of
     every cell from the settings; `measure` is called with those as keywords, in any process on any
@@ -122,6 +123,7 @@ class Claim:
     measure: Callable[..., Measured] = field(repr=False)
     judge: Callable[[Results], list[Check]] = field(repr=False)
     draw: Callable[[Results, Figure], None] = field(repr=False)
+    kind: Kind = "claim"
 
     def settings(self, size: Size, changes: Settings | None = None) -> dict[str, Any]:
         """The settings of a size with some of them changed."""
@@ -144,6 +146,8 @@ class Claim:
             checks = tuple(self.judge(results))
         except CannotJudge as reason:
             return Verdict("undecided", why=str(reason))
+        except Exception as error:  # one claim with odd settings must not cost the others
+            return Verdict("undecided", why=f"the rule broke: {type(error).__name__}: {error}")
         if not checks:
             return Verdict("undecided", why="the settings leave nothing to compare")
         return Verdict("holds" if all(check.holds for check in checks) else "fails", checks)

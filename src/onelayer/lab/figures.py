@@ -15,7 +15,7 @@ from onelayer.lab.claim import Claim, Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 # Colours that stay apart for all kinds of colour vision, and in grey (Okabe and Ito).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -74,7 +74,10 @@ def predicted(
 
 
 def heat_maps(
-    figure: Figure, matrices: Sequence[Sequence[Any]], rows: Sequence[str], columns: Sequence[str]
+    figure: Figure | SubFigure,
+    matrices: Sequence[Sequence[Any]],
+    rows: Sequence[str],
+    columns: Sequence[str],
 ) -> None:
     """Matrices side by side, a list a row of the figure, all on one scale about 0."""
     largest = max(float(np.abs(np.asarray(m)).max()) for row in matrices for m in row) or 1.0

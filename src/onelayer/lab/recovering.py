@@ -1,14 +1,15 @@
-"""What the claims of the second paper share: layers to recover, and how far what is found is off."""
+"""What the claims of the second paper share: layers to recover, and how far off results are."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from onelayer import inputs
+from onelayer.lab.claim import Settings, Value, grid
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
 
@@ -18,7 +19,31 @@ NEAR = 0.05  # of the worst head: what the six phases are asked for without poli
 EXACT = 1e-9  # of the worst head: what Gauss-Newton steps are asked for
 CLAIMED = 0.1  # what is said to have converged must be no worse than this
 
+Method = Literal["sculpt", "refine"]  # the six phases, Gauss-Newton steps
+METHODS: tuple[Method, ...] = ("sculpt", "refine")
+
 Array = np.ndarray[Any, Any]
+
+
+def grid_by_method(settings: Settings) -> list[dict[str, Value]]:
+    """The cells of both methods; `sculpt_heads`, say, are the `heads` of that method alone.
+
+    >>> grid_by_method({"dim": 4, "sculpt_heads": 1, "refine_heads": [2, 3], "seeds": 1})
+    [{'method': 'sculpt', 'dim': 4, 'heads': 1, 'seed': 0},
+     {'method': 'refine', 'dim': 4, 'heads': 2, 'seed': 0},
+     {'method': 'refine', 'dim': 4, 'heads': 3, 'seed': 0}]
+    """
+    cells = []
+    for method in METHODS:
+        own: dict[str, Any] = {"method": method}
+        for name, value in settings.items():
+            prefix, _, rest = name.partition("_")
+            if prefix == method:
+                own[rest] = value
+            elif prefix not in METHODS:
+                own[name] = value
+        cells += grid(own)
+    return cells
 
 
 def instance(
@@ -39,18 +64,19 @@ def token_size(kind: str, dim: int) -> float:
     return float(dim) if kind == "sphere" else 1.0
 
 
-def unknowns(heads: int, dim: int, out_dim: int) -> int:
-    """Entries of all attention matrices and projections."""
-    return heads * dim * (dim + out_dim)
+def fewest_examples(heads: int, dim: int, tokens: int, out_dim: int) -> float:
+    """With fewer examples there are fewer numbers to see than unknowns of a layer.
 
+    An example shows k e outputs, and for every head k (k - 1) differences of scores at most, on
+    which the outputs depend: n k e >= m d (d + e) and n k (k - 1) >= d².
 
-def equations_per_unknown(examples: int, heads: int, dim: int, tokens: int, out_dim: int) -> float:
-    """How often the entries of all outputs outnumber those of the layer.
-
-    >>> equations_per_unknown(64, heads=2, dim=8, tokens=2, out_dim=8)  # 64 · 2 · 8 / (2 · 8 · 16)
-    4.0
+    >>> fewest_examples(heads=8, dim=4, tokens=2, out_dim=4)  # by outputs: 8 · 4 · 8 / (2 · 4)
+    32.0
+    >>> fewest_examples(heads=1, dim=4, tokens=2, out_dim=4)  # by scores: 4² / 2
+    8.0
     """
-    return examples * tokens * out_dim / unknowns(heads, dim, out_dim)
+    by_outputs = heads * dim * (dim + out_dim) / (tokens * out_dim)
+    return max(by_outputs, dim * dim / (tokens * (tokens - 1)))
 
 
 def growing(first: float, step: float, largest: float) -> Iterator[int]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import re
 import shlex
-import statistics
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from json import dumps, loads
+from json import dumps
 from typing import Any, Literal
 
 from onelayer.lab import figures, learning, recovering
@@ -26,14 +25,16 @@ from onelayer.lab.claim import (
     Verdict,
 )
 from onelayer.lab.html import Markup, document, element, joined, table, typeset
+from onelayer.lab.values import counted, seconds, show, spread, typed
 
 Status = Literal["done", "failed", "not run"]
 
 TITLE = "What one attention layer can learn, and how it is learned"
 _INTRODUCTION = (
-    "Each claim of two papers on one attention layer, and each of their open questions with a "
-    "conjecture, as an experiment of the library onelayer: what is predicted, what was measured, "
-    "and the verdict, which follows from the measurements by a stated rule that can fail."
+    "Each claim of two papers on one attention layer, and our conjectures about questions that "
+    "they leave open, as experiments of the library onelayer: what is predicted, what was "
+    "measured, and the verdict, which follows from the measurements by a stated rule that can "
+    "fail. A conjecture that does not hold says nothing against a paper."
 )
 _REFERENCES = {
     learning.FIRST_PAPER: "H. Fu, T. Guo, Y. Bai, S. Mei: What can a single attention layer learn? "
@@ -46,7 +47,6 @@ _OUTCOMES: dict[Outcome, str] = {  # in the order in which the table sorts them
     "holds": "✓ holds",
 }
 _FEW = 24  # rows of a table that is open from the start
-_SHORT = 6  # values of a list that is shown whole
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Entry:
         words = ["onelayer", "claims", "run", self.claim.name, *sizes.get(self.size, [])]
         for name, value in self.changes.items():
             values = value if isinstance(value, list | tuple) else [value]
-            words += ["--set", f"{name}={','.join(map(_typed, values))}"]
+            words += ["--set", f"{name}={','.join(map(typed, values))}"]
         return shlex.join(words)
 
     @property
@@ -116,6 +116,7 @@ def markdown(entries: Iterable[Entry]) -> str:
     rows = [("Claim", "Prediction", "Measured", "Verdict"), ("---",) * 4]
     for entry in entries:
         title, prediction = map(_plain_markdown, (entry.claim.title, entry.claim.prediction))
+        title += " (conjecture)" * (entry.claim.kind == "conjecture")
         found = "<br>".join(map(_plain_markdown, entry.findings))
         verdict = _OUTCOMES[entry.verdict.outcome].split(" ", 1)[1]
         if entry.verdict.outcome == "fails":
@@ -148,7 +149,7 @@ def _counts(entries: Sequence[Entry], anchors: Sequence[str]) -> Markup:
         return element("p", None, "No claim was run yet.")
     found = Counter(entry.verdict.outcome for entry in entries)
     told = (
-        f"{_number(len(entries), 'claim')}: {found['holds']} held, {found['fails']} did not hold, "
+        f"{counted(len(entries), 'claim')}: {found['holds']} held, {found['fails']} did not hold, "
         f"{found['undecided']} undecided."
     )
     parts = [element("p", None, element("strong", None, told))]
@@ -194,13 +195,13 @@ def _overview_row(entry: Entry, anchor: str) -> Markup:
     cells = str(done) if done == len(entry.cells) else f"{done} of {len(entry.cells)}"
     size = f"{entry.size}, changed" if entry.changes else entry.size
     contents: list[tuple[str, str, dict[str, str]]] = [
-        ("Paper", entry.claim.source, {}),
+        ("Paper", _paper(entry), {}),
         ("Prediction", typeset(entry.claim.prediction), {}),
         ("Measured", element("ul", None, *findings), {}),
         ("Verdict", _verdict(outcome), {"data-value": str(list(_OUTCOMES).index(outcome))}),
         ("Size", size, {}),
         ("Cells", cells, {"class": "number", "data-value": str(done)}),
-        ("Seconds", _seconds(entry.seconds), {"class": "number", "data-value": f"{entry.seconds}"}),
+        ("Seconds", seconds(entry.seconds), {"class": "number", "data-value": f"{entry.seconds}"}),
     ]
     return element(
         "tr",
@@ -211,6 +212,12 @@ def _overview_row(entry: Entry, anchor: str) -> Markup:
             for label, content, more in contents
         ),
     )
+
+
+def _paper(entry: Entry) -> str:
+    """Where it comes from: a conjecture is about a question that the paper leaves open."""
+    claim = entry.claim
+    return claim.source if claim.kind == "claim" else f"{claim.source} (our conjecture)"
 
 
 def _verdict(outcome: Outcome) -> Markup:
@@ -262,7 +269,7 @@ def _origin(entry: Entry) -> list[str]:
 
 
 def _assigned(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} = {_show(value)}" for name, value in values.items())
+    return ", ".join(f"{name} = {show(value)}" for name, value in values.items())
 
 
 def _checks(verdict: Verdict) -> Markup:
@@ -286,10 +293,8 @@ def _figure(entry: Entry) -> Markup:
             content = figures.render(entry.claim, entry.results)
     except ImportError as error:
         return element("p", None, f"No figure: {error}.")
-    except Exception as error:
-        if entry.verdict.outcome != "undecided":
-            raise
-        return element("p", None, f"No figure: too little was measured ({error}).")
+    except Exception as error:  # one claim with odd settings must not cost the others
+        return element("p", None, f"No figure: {type(error).__name__}: {error}.")
     source = f"data:image/svg+xml;base64,{base64.b64encode(content).decode('ascii')}"
     shown = f"Measurement and prediction: {entry.claim.title}"
     drawn = len(entry.results), len(entry.cells)
@@ -312,7 +317,7 @@ def _numbers(entry: Entry) -> Markup:
         groups.setdefault(key, []).append(cell)
     rows = [
         [_value(group[0].parameters, name) for name in varying]
-        + [_spread([cell.measured.get(name) for cell in group]) for name in names]
+        + [spread([cell.measured.get(name) for cell in group]) for name in names]
         for group in groups.values()
     ]
     most = max(map(len, groups.values()))
@@ -341,7 +346,7 @@ def _cells(entry: Entry) -> Markup:
             errors += [told, element("pre", None, cell.error)]
     found = Counter(cell.status for cell in entry.cells)
     others = [f"{found[status]} {status}" for status in ("failed", "not run") if found[status]]
-    title = ", ".join([_number(len(rows), "cell"), *others])
+    title = ", ".join([counted(len(rows), "cell"), *others])
     heads = [*varying, "status", *names, "seconds"]
     return _folded(title, joined(*errors, table("All cells", heads, rows)))
 
@@ -361,68 +366,12 @@ def _about(about: Mapping[str, str]) -> Markup:
     )
 
 
-# Values as text
-
-
-def _typed(value: Any) -> str:
-    """A setting as it is typed: JSON, but text plain unless it would be read as something else."""
-    if isinstance(value, str):
-        try:
-            loads(value)
-        except ValueError:
-            return value
-    return dumps(value)
-
-
-def _number(number: int, of: str) -> str:
-    return f"{number} {of}" if number == 1 else f"{number} {of}s"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}"
+# Names and values
 
 
 def _value(values: Mapping[str, Any], name: str) -> str:
     """A value of a table, empty where there is none."""
-    return _show(values[name]) if name in values else ""
-
-
-def _show(value: Any, digits: int = 4) -> str:
-    """A value in short: of long lists the ends, of lists of lists the shape."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.{digits}g}"
-    if isinstance(value, list | tuple):
-        return _show_list(value)
-    return "none" if value is None else str(value)
-
-
-def _show_list(values: Sequence[Any]) -> str:
-    if any(isinstance(value, list | tuple) for value in values):
-        shape, inner = [], values
-        while isinstance(inner, list | tuple) and inner:
-            shape.append(str(len(inner)))
-            inner = inner[0]
-        return f"{' × '.join(shape)} values"
-    if len(values) <= _SHORT:
-        return f"[{', '.join(map(_show, values))}]"
-    first = ", ".join(map(_show, values[:3]))
-    return f"[{first}, …, {_show(values[-1])}] ({len(values)} values)"
-
-
-def _spread(values: Sequence[Any]) -> str:
-    """Median, least and largest of numbers; of everything else how often it occurs."""
-    known = [value for value in values if value is not None]
-    if known and all(isinstance(v, int | float) and not isinstance(v, bool) for v in known):
-        parts = [_show(v, digits=3) for v in (statistics.median(known), min(known), max(known))]
-        spread = parts[0] if parts[1] == parts[2] else "{} ({} – {})".format(*parts)
-        missing = len(values) - len(known)
-        return f"{spread}, {missing} of {len(values)} none" if missing else spread
-    found = Counter(map(_show, values))
-    if len(found) == 1:
-        return next(iter(found))
-    return ", ".join(f"{text} ({times} of {len(values)})" for text, times in found.items())
+    return show(values[name]) if name in values else ""
 
 
 def _names(mappings: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -76,7 +76,7 @@ def run(
     such cells measured again. Cells that another run on the same file is at are waited for. What
     was finished before an interruption is in the store, and is not measured again.
     """
-    cells = [cell for plan in plans for cell in plan.cells]
+    cells = list({cell.key: cell for plan in plans for cell in plan.cells}.values())
     for plan in plans:
         store.remember_run(plan.claim.name, plan.size, plan.changes)
     if retry_failed:

@@ -1,7 +1,4 @@
-"""One file a claim: what is predicted, how it is measured, when it holds.
-
-A file that defines `CLAIM` is found by itself.
-"""
+"""One file a claim, with `CLAIM` in it: what is predicted, how it is measured, when it holds."""
 
 from __future__ import annotations
 

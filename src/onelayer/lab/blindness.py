@@ -1,0 +1,39 @@
+"""Targets that depend on the order of the keys, and what is known of them without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onelayer.random_features import targets
+from onelayer.random_features.targets import Target
+
+TEST_EXAMPLES = 8000  # an error beside an exact floor: its spread is to be about a percent
+_TARGETS: dict[str, Callable[[int], Target]] = {
+    "one position": lambda dim: targets.one_position(1, p=1, dim=dim),
+    "alternating sum": lambda dim: targets.ordered_sum(dim, weights="alternating"),
+    "increasing sum": lambda dim: targets.ordered_sum(dim, weights="increasing"),
+}
+ORDERED = tuple(_TARGETS)
+
+
+def target(name: str, dim: int) -> Target:
+    """A target of degree 1 that depends on the order of the keys."""
+    return _TARGETS[name](dim)
+
+
+def floor(name: str, dim: int, keys: int) -> float:
+    """The least error, over the variance, of a function that is blind to the order of the keys.
+
+    With weights w_i such a function knows of Σ_i w_i <β, x_i> its mean over all orders,
+    (Σ_i w_i) · (1/N) Σ_i <β, x_i>.
+
+    >>> floor("one position", dim=8, keys=4), floor("alternating sum", dim=8, keys=4)
+    (0.75, 1.0)
+    """
+    total = {
+        "one position": 1.0,
+        "alternating sum": (keys % 2) / keys,
+        "increasing sum": (keys + 1) / 2,
+    }[name]
+    known = total**2 * targets.average_power(1, dim).variance(keys)
+    return 1 - known / target(name, dim).variance(keys)

@@ -1,0 +1,195 @@
+"""Which bias of the random heads helps: the one that weighs keys as the target does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onelayer.lab import comparing, figures, learning
+from onelayer.lab.claim import Check, Claim, Measured, Results, grid
+from onelayer.lab.seeds import generator
+from onelayer.random_features import targets
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HELP = 0.8  # of the error without a bias: at most this with the bias that matches
+NO_HELP = 0.95  # of it: at least this with a bias that does not
+ALIKE = 1.2  # the largest ratio of two shares that should be the same
+NO_HARM = 1.05  # of it: at most this with the bias that matches, with any number of examples
+
+Matrix = np.ndarray[Any, Any]
+
+MATCH = {"plain": "identity", "rotated": "rotation"}
+PARTIAL = ("identity x 0.5", "sparse", "low rank")
+BIASES = ("none", "identity", "identity x 2", *PARTIAL, "rotation")
+
+
+def measure(
+    bias: str, examples: int, power: int, dim: int, keys: int, heads: int, seed: int
+) -> Measured:
+    """The test errors on the plain and on the rotated target."""
+    rotation = _rotation(dim, generator(seed, "rotation"))
+    centre = np.zeros((dim + 1, dim + 1))
+    centre[:dim, :dim] = _on_tokens(bias, rotation, generator(seed, "bias"))
+    model = learning.model("rfa", heads, dim, seed, bias=centre)
+    both = [
+        targets.correlation_weighted(power, dim),
+        targets.rotated_correlation(power, dim, rotation),
+    ]
+    curve = learning.curve(model, both, keys, [examples], seed)
+    return dict(zip(MATCH, map(float, curve.test_error[-1]), strict=True))
+
+
+def _on_tokens(bias: str, rotation: Matrix, rng: np.random.Generator) -> Matrix:
+    """The bias on the coordinates of a token, (dim, dim)."""
+    dim = len(rotation)
+    half = dim // 2
+    subspace = _rotation(dim, rng)[:, :half]
+    coordinates = np.isin(np.arange(dim), rng.permutation(dim)[:half])
+    known = {
+        "none": np.zeros((dim, dim)),
+        "identity": np.eye(dim),
+        "identity x 2": 2 * np.eye(dim),
+        "identity x 0.5": np.eye(dim) / 2,
+        "sparse": np.diag(coordinates.astype(float)),
+        "low rank": subspace @ subspace.T,
+        "rotation": rotation,  # x_0 S x_i is what the rotated target weighs keys by
+    }
+    return known[bias]
+
+
+def _rotation(dim: int, rng: np.random.Generator) -> Matrix:
+    factor, triangle = np.linalg.qr(rng.standard_normal((dim, dim)))
+    return np.asarray(factor * np.sign(np.diag(triangle)))
+
+
+def judge(results: Results) -> list[Check]:
+    comparing.require(results, "bias", BIASES)
+    sizes = comparing.at_least_two(results, "examples")
+    help_at = {n: _relative(results.where(examples=n))["identity", "plain"] for n in sizes}
+    best = min(help_at, key=help_at.__getitem__)
+    relative = _relative(results.where(examples=best))
+    match, restored = help_at[best], relative["rotation", "rotated"]
+    partial = {bias: relative[bias, "plain"] for bias in PARTIAL}
+    return [
+        Check(
+            "the identity helps on the plain target, the rotation on the rotated one",
+            f"{match:.2f} and {restored:.2f} of the error without a bias, with {best} examples",
+            max(match, restored) <= HELP,
+        ),
+        Check(
+            "the identity does not help on the rotated target, nor the rotation on the plain one",
+            f"{relative['identity', 'rotated']:.2f} and {relative['rotation', 'plain']:.2f} of it",
+            min(relative["identity", "rotated"], relative["rotation", "plain"]) >= NO_HELP,
+        ),
+        Check(
+            "the right rotation helps on the rotated target as the identity does on the plain one",
+            f"their shares have the ratio {restored / match:.2f}",
+            1 / ALIKE <= restored / match <= ALIKE,
+        ),
+        Check(
+            "half of the identity, in size, coordinates or rank, helps in part",
+            ", ".join(f"{bias} {value:.2f}" for bias, value in partial.items()),
+            all(match < value < 1 for value in partial.values()),
+        ),
+        Check(
+            "twice the identity helps too",
+            f"{relative['identity x 2', 'plain']:.2f} of the error without a bias",
+            relative["identity x 2", "plain"] < 1,
+        ),
+        Check(
+            "the identity does no harm on the plain target with any number of examples",
+            ", ".join(f"{share:.2f} with {n}" for n, share in help_at.items()),
+            max(help_at.values()) <= NO_HARM,
+        ),
+    ]
+
+
+def _relative(results: Results) -> dict[tuple[str, str], float]:
+    """By bias and target, the median error relative to that without a bias."""
+    without = {target: comparing.median(results.where(bias="none"), target) for target in MATCH}
+    return {
+        (bias, target): comparing.median(part, target) / without[target]
+        for bias, part in results.by("bias")
+        for target in MATCH
+    }
+
+
+def draw(results: Results, figure: Figure) -> None:
+    panels = figure.subplots(1, 2, sharey=True)
+    sizes = results.of("examples")
+    power = results.of("power")[0]
+    titles = (f"plain target, $f_{{2,{power}}}$", f"rotated target, $f_{{3,{power}}}$")
+    for axes, target, title in zip(panels, MATCH, titles, strict=True):
+        for number, (bias, part) in enumerate(results.by("bias")):
+            figures.curve(axes, part, "examples", target, bias, number)
+        comparing.spaced(axes, sizes)
+        axes.set(yscale="log", xlabel="examples $n$", title=title)
+    if match := results.where(bias="identity"):
+        level = [comparing.median(match.where(examples=n), "plain") for n in sizes]
+        label = "rotation, predicted from the identity on the plain target"
+        figures.predicted(panels[1], sizes, level, label)
+    panels[0].set_ylabel("test error / variance")
+    handles = panels[1].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=4)
+
+
+CLAIM = Claim(
+    name="bias-structure",
+    title="The bias that helps is the one that weighs keys as the target does",
+    source=learning.FIRST_PAPER,
+    prediction=(
+        "A conjecture on a question that the paper leaves open: a bias W_0 helps as far as x_0 W_0 "
+        "x_i is the correlation in the target. The identity helps on (1/N) Σ_i <x_0, x_i>^q <β, "
+        "x_i>, half of it (in size, in coordinates, in rank) helps in part, and it stops helping "
+        "once the correlation is rotated to <x_0, S x_i>, where W_0 = S restores all of it "
+        "(exactly so in distribution, since Gaussian heads do not change under rotations). With no "
+        "number of examples does the matching bias do harm."
+    ),
+    rule=(
+        "Median test errors, relative to that without a bias, where the identity helps most on the "
+        f"plain target: the matching bias leaves at most {HELP} of it on both targets; the "
+        "identity on the rotated target and the rotation on the plain one leave at least "
+        f"{NO_HELP}; the shares that the two matches leave differ by a factor of at most {ALIKE}; "
+        "on the plain target half the identity, the identity on half of the coordinates and a "
+        "projection of half rank lie strictly between the identity and no bias; twice the identity "
+        "is below no bias. With every number of examples the identity leaves at most "
+        f"{NO_HARM} of the error without a bias on the plain target."
+    ),
+    sizes={
+        "quick": {
+            "bias": list(BIASES),
+            "examples": [100, 300, 1200],
+            "power": 1,
+            "dim": 8,
+            "keys": 8,
+            "heads": 200,
+            "seeds": 3,
+        },
+        "default": {
+            "bias": list(BIASES),
+            "examples": [150, 300, 600, 1200, 2400],
+            "power": 1,
+            "dim": 10,
+            "keys": 10,
+            "heads": 300,
+            "seeds": 3,
+        },
+        "paper": {
+            "bias": list(BIASES),
+            "examples": [512, 1024, 2048, 4096, 8192],
+            "power": 1,
+            "dim": 16,
+            "keys": 16,
+            "heads": 1000,
+            "seeds": 5,
+        },
+    },
+    cells=grid,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+    kind="conjecture",
+)

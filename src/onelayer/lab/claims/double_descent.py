@@ -1,0 +1,144 @@
+"""Heads from far too few to far too many: the error peaks where parameters equal examples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onelayer.lab import comparing, figures, learning
+from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results, grid
+from onelayer.random_features import targets
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PENALTIES: dict[str, float | str] = {"almost none": 1e-9, "leave-one-out": "loo"}
+NEAR = 1.5  # the largest ratio between the parameters at the peak and the examples
+PEAK = 2.0  # the least ratio of the peak to the lowest errors on both of its sides
+RISE = 1.1  # the largest ratio of an error, with a chosen penalty, to one with fewer heads
+
+
+def measure(
+    penalty: str, heads: int, noise: float, examples: int, dim: int, keys: int, seed: int
+) -> Measured:
+    """The error on test examples without noise, of a fit to f_{2,1} with noise.
+
+    `noise` is its standard deviation relative to that of the target.
+    """
+    model = learning.model("rfa", heads, dim, seed, alpha=PENALTIES[penalty])
+    learned = [targets.correlation_weighted(1, dim)]
+    curve = learning.curve(model, learned, keys, [examples], seed, noise=noise)
+    return {"error": float(curve.test_error[-1, 0])}
+
+
+def judge(results: Results) -> list[Check]:
+    comparing.require(results, "penalty", list(PENALTIES))
+    heads = np.array(comparing.at_least_two(results, "heads"))
+    ratios = heads * (results.of("dim")[0] + 1) / results.of("examples")[0]
+    if not ratios[0] < 1 < ratios[-1]:
+        raise CannotJudge("the parameters of all heads are fewer or more than the examples")
+    free, chosen = (
+        [comparing.median(results.where(penalty=penalty, heads=m), "error") for m in heads]
+        for penalty in PENALTIES
+    )
+    at = int(np.argmax(free))
+    before = min(free[: at + 1])
+    rise = max(
+        error / least for error, least in zip(chosen, np.minimum.accumulate(chosen), strict=True)
+    )
+    return [
+        Check(
+            "with almost no penalty the error peaks where parameters equal examples",
+            f"at {ratios[at]:.2f} parameters an example ({heads[at]} heads)",
+            1 / NEAR <= ratios[at] <= NEAR,
+        ),
+        Check(
+            f"the peak is at least {PEAK:g} times the lowest error with fewer heads",
+            f"{free[at]:.2g} against {before:.2g}",
+            free[at] >= PEAK * before,
+        ),
+        Check(
+            f"beyond it the error falls again, by at least {PEAK:g} times",
+            f"to {free[-1]:.2g} with {heads[-1]} heads",
+            free[at] >= PEAK * free[-1],
+        ),
+        Check(
+            "with the most heads it is no larger than the lowest before the peak",
+            f"{free[-1]:.2g} against {before:.2g}",
+            free[-1] <= before,
+        ),
+        Check(
+            "with a penalty chosen by leave-one-out there is no peak",
+            f"never more than {rise:.2f} times the least error with fewer heads",
+            rise <= RISE,
+        ),
+    ]
+
+
+def draw(results: Results, figure: Figure) -> None:
+    axes = figure.subplots()
+    for number, (penalty, part) in enumerate(results.by("penalty")):
+        figures.curve(axes, part, "heads", "error", f"penalty: {penalty}", number)
+    axes.set_yscale("log")
+    threshold = results.of("examples")[0] / (results.of("dim")[0] + 1)
+    figures.predicted(axes, [threshold] * 2, list(axes.get_ylim()), "$M(d+1) = n$")
+    comparing.spaced(axes, results.of("heads"), most=12)
+    axes.set(xlabel="heads $M$", ylabel="test error / variance")
+    axes.legend()
+
+
+CLAIM = Claim(
+    name="double-descent",
+    title="Too many heads do no harm: the error peaks at as many parameters as examples",
+    source=learning.FIRST_PAPER,
+    prediction=(
+        "A conjecture on a question that the paper leaves open, from the theory of random "
+        "features: with hardly any penalty the test error falls, rises to a peak where the M(d+1) "
+        "parameters of M heads equal the n examples, and falls again beyond, to below where it was "
+        "before; with a penalty chosen by leave-one-out there is no peak, and more heads never "
+        "harm."
+    ),
+    rule=(
+        "Median test errors on f_{2,1} learned with noise. With almost no penalty: the largest is "
+        f"where parameters and examples differ by a factor of at most {NEAR}; it is at least "
+        f"{PEAK:g} times the lowest with fewer heads and {PEAK:g} times that with the most heads; "
+        "that with the most heads is no larger than the lowest with fewer heads than at the peak. "
+        "With the penalty chosen by leave-one-out no error is more than "
+        f"{RISE} times the least with fewer heads."
+    ),
+    sizes={
+        "quick": {
+            "penalty": list(PENALTIES),
+            "heads": [4, 8, 16, 32, 64, 128, 256, 512],
+            "noise": 0.3,
+            "examples": 320,
+            "dim": 4,
+            "keys": 4,
+            "seeds": 3,
+        },
+        "default": {
+            "penalty": list(PENALTIES),
+            "heads": [6, 12, 25, 50, 71, 100, 141, 200, 400, 800, 1600],
+            "noise": 0.3,
+            "examples": 900,
+            "dim": 8,
+            "keys": 8,
+            "seeds": 5,
+        },
+        "paper": {
+            "penalty": list(PENALTIES),
+            "heads": [16, 31, 62, 125, 177, 250, 354, 500, 1000, 2000, 4000],
+            "noise": 0.3,
+            "examples": 4250,
+            "dim": 16,
+            "keys": 16,
+            "seeds": 5,
+        },
+    },
+    cells=grid,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+    kind="conjecture",
+)

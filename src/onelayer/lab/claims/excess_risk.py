@@ -1,0 +1,250 @@
+"""The bounds on the excess risk: its rate in the examples, and which targets cost how many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from onelayer.lab import comparing, figures, learning, scaling
+from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results, grid
+from onelayer.random_features import targets, theory
+from onelayer.random_features.targets import Target
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ERROR = 0.1  # to reach, of the target's variance; rates are measured from there on
+RATE = -0.4  # the exponent of the excess risk in n: at most this, where theory has -1/2
+POINTS = 3  # of a learning curve, at the least, to fit a rate to
+SLACK = 2.0  # on the growth with the dimension: bounds are up to logarithms
+TARGETS: dict[str, Callable[[int], Target]] = {
+    "f_{1,1}": lambda dim: targets.average_power(1, dim),
+    "f_{1,2}": lambda dim: targets.average_power(2, dim),
+    "f_{2,1}": lambda dim: targets.correlation_weighted(1, dim),
+    "f_{1,3}": lambda dim: targets.average_power(3, dim),
+}
+
+
+def measure(dim: int, noise: float, keys: int, heads: int, examples: int, seed: int) -> Measured:
+    """The learning curve of every target, and the examples needed for it."""
+    chosen = [target(dim) for target in TARGETS.values()]
+    sizes = learning.sizes_up_to(examples)
+    model = learning.model("rfa", heads, dim, seed)
+    curve = learning.curve(model, chosen, keys, sizes, seed, noise=noise)
+    errors = {target.name: curve.test_error[:, i].tolist() for i, target in enumerate(chosen)}
+    needed = learning.needed(curve, chosen, ERROR)
+    return {"sizes": sizes, **errors, **{f"needed {name}": n for name, n in needed.items()}}
+
+
+def judge(results: Results) -> list[Check]:
+    comparing.at_least_two(results, "dim")
+    rates = {name: list(_rates(results, name)) for name in TARGETS}
+    growths = {name: list(_growths(results, name)) for name in TARGETS}
+    if not any(rates.values()) or not any(growths.values()):
+        raise CannotJudge(f"the largest size is too small for an error of {ERROR}")
+    return [
+        *(_fast_enough(name, found) for name, found in rates.items() if found),
+        _no_faster([found for found in growths.values() if found]),
+        _ranked(results),
+    ]
+
+
+# How fast the error falls
+
+
+def _rates(results: Results, name: str) -> Iterator[float]:
+    """The exponent in n from ERROR on, of every learning curve (of medians) that gets there."""
+    for _, _, part in _curves(results):
+        points = scaling.by_size(part).by("examples")
+        errors = {n: comparing.median(at_size, name) for n, at_size in points}
+        first = min((n for n, error in errors.items() if error <= ERROR), default=np.inf)
+        tail = {n: error for n, error in errors.items() if n >= first}
+        if len(tail) >= POINTS:
+            yield scaling.exponent(list(tail), list(tail.values()))
+
+
+def _curves(results: Results) -> Iterator[tuple[int, float, Results]]:
+    """All dimensions and all strengths of noise, with their cells."""
+    for dim, of_dim in results.by("dim"):
+        for noise, part in of_dim.by("noise"):
+            yield dim, noise, part
+
+
+def _fast_enough(name: str, rates: list[float]) -> Check:
+    return Check(
+        f"from {ERROR} on the error on {name} falls as n^{RATE} or faster, predicted n^-0.5",
+        f"n^{max(rates):.2f}, the slowest of {len(rates)}",
+        max(rates) <= RATE,
+    )
+
+
+# How many examples are needed
+
+
+class Growth(NamedTuple):
+    """How many times the examples a larger dimension needs; at least, where it is a bound."""
+
+    name: str
+    dims: tuple[int, int]
+    measured: float
+    predicted: float
+    bound: bool
+
+    @property
+    def excess(self) -> float:
+        return self.measured / self.predicted
+
+    def __str__(self) -> str:
+        least = "> " * self.bound
+        return (
+            f"{self.name}: {least}{self.measured:.3g} times from d = {self.dims[0]} to "
+            f"{self.dims[1]}, predicted {self.predicted:.3g}"
+        )
+
+
+def _growths(results: Results, name: str) -> Iterator[Growth]:
+    """From the least to every larger dimension, where something is known about it."""
+    for _, part in results.by("noise"):
+        needed = _needed(part, name)
+        largest = part.of("examples")[0]
+        least, *larger = sorted(needed)
+        for dim in larger if np.isfinite(needed[least]) else []:
+            measured = min(needed[dim], largest) / needed[least]
+            predicted = _order(name, dim) / _order(name, least)
+            growth = Growth(name, (least, dim), measured, predicted, needed[dim] == np.inf)
+            if not growth.bound or growth.excess > SLACK:  # else a bound decides nothing
+                yield growth
+
+
+def _needed(results: Results, name: str) -> dict[int, float]:
+    """The median of the examples needed, for every dimension."""
+    return {dim: comparing.median(part, f"needed {name}") for dim, part in results.by("dim")}
+
+
+def _order(name: str, dim: int) -> float:
+    """The order of the examples needed that the bound predicts."""
+    return theory.sample_size("rfa", TARGETS[name](dim), error=ERROR)
+
+
+def _no_faster(growths: list[list[Growth]]) -> Check:
+    worst = [max(of_target, key=lambda growth: growth.excess) for of_target in growths]
+    return Check(
+        f"examples needed grow with d no faster than predicted, up to {SLACK:g} times",
+        "; ".join(map(str, worst)),
+        max(growth.excess for growth in worst) <= SLACK,
+    )
+
+
+def _ranked(results: Results) -> Check:
+    wrong, count = [], 0
+    for dim, noise, part in _curves(results):
+        order = sorted(TARGETS, key=lambda name: _order(name, dim))
+        sizes = [comparing.median(part, f"needed {name}") for name in order]
+        count += 1
+        if any(harder < easier for easier, harder in pairwise(sizes)):
+            listed = ", ".join(f"{name}: {n:.0f}" for name, n in zip(order, sizes, strict=True))
+            wrong.append(f"; not with d = {dim}, noise {noise:g} ({listed})")
+    return Check(
+        "targets with a larger B(f)/Var need more examples",
+        f"{count - len(wrong)} of {count} learning curves{''.join(wrong)}",
+        not wrong,
+    )
+
+
+def draw(results: Results, figure: Figure) -> None:
+    curves, sizes = figure.subplots(1, 2)
+    dim, noises = max(results.of("dim")), results.of("noise")
+    _draw_curves(curves, results.where(dim=dim, noise=max(noises)))
+    curves.set_title(f"$d = {dim}$, noise {max(noises):g}")
+    _draw_sizes(sizes, results.where(noise=min(noises)))
+    dims = ", ".join(str(dim) for dim in sorted(results.of("dim")))
+    sizes.set_title(f"$d = {dims}$, noise {min(noises):g}")
+
+
+def _draw_curves(axes: Axes, results: Results) -> None:
+    points = scaling.by_size(results)
+    for number, name in enumerate(TARGETS):
+        figures.curve(axes, points, "examples", name, f"${name}$", number)
+    end, label = max(points.of("examples")), "predicted: $n^{-1/2}$ or faster"
+    for number, name in enumerate(TARGETS):
+        start = comparing.median(results, f"needed {name}")
+        if start < end:
+            line = [ERROR, ERROR * (end / start) ** -0.5]
+            figures.predicted(axes, [start, end], line, label, number)
+            label = ""
+    axes.set(xscale="log", yscale="log", xlabel="examples $n$", ylabel="excess risk / variance")
+    axes.legend()
+
+
+def _draw_sizes(axes: Axes, results: Results) -> None:
+    """Examples needed against their predicted order: for every target a line through the dims."""
+    label = "predicted growth"
+    for number, name in enumerate(TARGETS):
+        needed = {_order(name, dim): n for dim, n in sorted(_needed(results, name).items())}
+        orders, found = list(needed), list(needed.values())
+        colour, marker = figures.COLOURS[number], figures.MARKERS[number]
+        axes.plot(orders, found, color=colour, marker=marker, markersize=4)
+        line = [found[0] * order / orders[0] for order in orders]
+        figures.predicted(axes, orders, line, label, number)
+        label = ""
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel=f"predicted order, $B(f) / \\mathrm{{Var}} / {ERROR}^2$",
+        ylabel=f"examples needed for {ERROR}",
+    )
+    axes.legend()
+
+
+CLAIM = Claim(
+    name="excess-risk",
+    title="The excess risk falls and grows as its bound says",
+    source=learning.FIRST_PAPER,
+    prediction=(
+        "With many heads the excess risk of random-feature attention is of order √(B(f)/n), up to "
+        "logarithms: it falls as n^{-1/2} or faster, and the examples needed for an error grow "
+        "with B(f)/Var, from target to target and with the dimension (a bound, without constants)."
+    ),
+    rule=(
+        "Learning curves of four targets in several dimensions, with and without noise in what is "
+        f"learned from, medians over the seeds. From an error of {ERROR} on, at {POINTS} sizes or "
+        f"more, the fitted exponent in n is at most {RATE}. Examples needed for {ERROR} grow from "
+        f"the least dimension to each other by at most {SLACK:g} times the predicted factor. In "
+        "every dimension targets rank as B(f)/Var does. Targets that are never learned to that "
+        "error count as last in the ranking alone."
+    ),
+    sizes={
+        "quick": {
+            "dim": [4, 6],
+            "noise": [0.0, 0.5],
+            "keys": 4,
+            "heads": 300,
+            "examples": 1024,
+            "seeds": 3,
+        },
+        "default": {
+            "dim": [4, 6, 8],
+            "noise": [0.0, 0.5],
+            "keys": 8,
+            "heads": 600,
+            "examples": 2896,
+            "seeds": 3,
+        },
+        "paper": {
+            "dim": [4, 8, 16],
+            "noise": [0.0, 0.5],
+            "keys": 16,
+            "heads": 1000,
+            "examples": 8192,
+            "seeds": 5,
+        },
+    },
+    cells=grid,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+)

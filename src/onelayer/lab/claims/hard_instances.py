@@ -1,0 +1,232 @@
+"""Layers built to resist: parities written as attention, beside random layers of their shape."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onelayer import inputs
+from onelayer.lab import figures, recovering
+from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results, grid
+from onelayer.lab.recovering import NEAR, SCALE, fewest_examples, worst_head
+from onelayer.lab.seeds import generator
+from onelayer.layer import AttentionLayer
+from onelayer.recovery.hard import hard_instance
+from onelayer.recovery.recover import recover
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LAYERS = ["random", "parity"]
+NAMES = {"random": "random layers", "parity": "parities"}
+COUNTS = 4.0  # random layers may take so many times the examples that counting asks for
+HARDER = 4.0  # parities of the most bits take at least so many times the examples of random layers
+FRESH = 2000  # examples to compare outputs on
+TOLERANCE = 1e-3  # the error on the examples at which a search may end
+
+
+def measure(
+    layer: str, heads: int, dim: int, tokens: int, largest: int, max_steps: int, seed: int
+) -> Measured:
+    """How many examples Gauss-Newton steps take to learn the outputs: times the count, or None.
+
+    The count is what `fewest_examples` asks for; it is doubled up to `largest` times. Outputs on
+    fresh inputs decide, not heads: where softmax is a maximum, other heads have the same outputs.
+    """
+    truth = layer_of(layer, heads, dim, seed)
+    fresh = inputs.boolean(FRESH, tokens, dim, generator(seed, "fresh inputs"))
+    count = fewest_examples(heads, dim, tokens, out_dim=1)
+    wrong_claims, times = 0, 1
+    while True:
+        X = inputs.boolean(math.ceil(times * count), tokens, dim, generator(seed, "inputs"))
+        search: dict[str, Any] = {"max_steps": max_steps, "seed": generator(seed, "search")}
+        found = recover(X, truth(X), heads, method="refine", tol=TOLERANCE, **search)
+        error = output_error(found.layer, truth, fresh)
+        wrong_claims += found.converged and error > NEAR
+        if error <= NEAR or 2 * times > largest:
+            break
+        times *= 2
+    sculpted = recover(X, truth(X), heads, method="sculpt", **search)
+    wrong_claims += sculpted.converged and output_error(sculpted.layer, truth, fresh) > NEAR
+    return {
+        "times": times if error <= NEAR else None,
+        "error": error,
+        "head_error": worst_head(found.layer, truth),
+        "reason": found.reason.name.lower(),
+        "sculpt_reason": sculpted.reason.name.lower(),
+        "sculpt_converged": sculpted.converged,
+        "wrong_claims": int(wrong_claims),
+    }
+
+
+def layer_of(name: str, heads: int, dim: int, seed: int) -> AttentionLayer:
+    """The parity of as many bits as heads, or a random layer; both have one output."""
+    if name == "parity":
+        return hard_instance(heads, dim)
+    return AttentionLayer.random(heads, dim, SCALE, out_dim=1, seed=generator(seed, "layer"))
+
+
+def output_error(estimate: AttentionLayer, truth: AttentionLayer, X: recovering.Array) -> float:
+    """Relative, root mean square."""
+    outputs = truth(X)
+    return float(np.linalg.norm(estimate(X) - outputs) / np.linalg.norm(outputs))
+
+
+def judge(results: Results) -> list[Check]:
+    heads = results.of("heads")
+    if len(heads) < 2 or set(results.of("layer")) != set(LAYERS):
+        raise CannotJudge("parities of two numbers of bits are compared with random layers")
+    random, ratios = {}, {}
+    for tokens, part in results.by("tokens"):
+        random[tokens] = list(least_times(part.where(layer="random")).values())
+        parity = list(least_times(part.where(layer="parity")).values())
+        ratios[tokens] = [hard / easy for hard, easy in zip(parity, random[tokens], strict=True)]
+        (largest,) = part.of("largest")
+        if parity[-1] > largest and ratios[tokens][-1] < HARDER:
+            raise CannotJudge("parities were not learned: a larger `largest` tells how far from it")
+    hard = results.where(layer="parity")
+    refused = sum(not cell["sculpt_converged"] for cell in hard)
+    reasons = ", ".join(sorted({cell["sculpt_reason"] for cell in hard}))
+    wrong = sum(cell["wrong_claims"] for cell in results)
+    of_heads = f" for {', '.join(map(str, heads))} heads"
+    return [
+        Check(
+            f"random layers are learned from at most {COUNTS:g} times the examples of counting",
+            by_tokens(random) + of_heads,
+            all(max(times) <= COUNTS for times in random.values()),
+        ),
+        Check(
+            f"parities of the most bits take at least {HARDER:g} times those examples, or are not "
+            "learned at all",
+            by_tokens(ratios) + of_heads,
+            all(ratio[-1] >= HARDER for ratio in ratios.values()),
+        ),
+        Check(
+            "that factor is larger for the most bits than for the fewest",
+            "; ".join(f"{ratio[0]:.2g} to {ratio[-1]:.2g}" for ratio in ratios.values()),
+            all(ratio[-1] > ratio[0] for ratio in ratios.values()),
+        ),
+        Check(
+            "the six phases refuse every parity",
+            f"{refused} of {len(hard)}: {reasons}",
+            refused == len(hard),
+        ),
+        Check(
+            f"no result that is said to be right has outputs off by more than {NEAR:.0%}",
+            str(wrong),
+            wrong == 0,
+        ),
+    ]
+
+
+def least_times(results: Results) -> dict[int, float]:
+    """The median over seeds of the examples needed; of what was not learned, the least possible."""
+    return {
+        heads: float(np.median(part.numbers("times")))
+        for heads, part in at_least(results).by("heads")
+    }
+
+
+def at_least(results: Results) -> Results:
+    """What was not learned takes twice the most that was tried, at least."""
+    return Results(
+        tuple(
+            replace(cell, measured={"times": cell["times"] or 2 * cell["largest"]})
+            for cell in results
+        )
+    )
+
+
+def by_tokens(values: dict[int, list[float]]) -> str:
+    return "; ".join(
+        f"{tokens} tokens: {', '.join(f'{value:.2g}' for value in some)}"
+        for tokens, some in values.items()
+    )
+
+
+def draw(results: Results, figure: Figure) -> None:
+    panels = figure.subplots(1, len(results.of("tokens")), sharey=True, squeeze=False)[0]
+    for axes, (tokens, part) in zip(panels, results.by("tokens"), strict=True):
+        for number, (layer, cells) in enumerate(part.by("layer")):
+            figures.curve(axes, at_least(cells), "heads", "times", NAMES[layer], number)
+        draw_not_learned(axes, part)
+        heads = part.of("heads")
+        figures.predicted(axes, heads, [COUNTS] * len(heads), "asked of random layers", 0)
+        axes.set_yscale("log", base=2)
+        axes.set(xlabel="heads $m$", title=f"{tokens} tokens", xticks=heads)
+        axes.yaxis.set_major_formatter("{x:g}")
+    panels[0].set_ylabel("examples needed / count")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+
+
+def draw_not_learned(axes: Axes, results: Results) -> None:
+    """Arrows up where the median is a bound only, since most seeds were not learned."""
+    for layer, part in results.by("layer"):
+        (largest,) = part.of("largest")
+        number = LAYERS.index(layer)
+        heads = [m for m, times in least_times(part).items() if times > largest]
+        style = {"color": figures.COLOURS[number], "markersize": 9, "linestyle": ""}
+        label = "not learned with half of that" if layer == "parity" else None
+        axes.plot(heads, [2.25 * largest] * len(heads), marker="$\\uparrow$", label=label, **style)
+
+
+CLAIM = Claim(
+    name="hard-instances",
+    title="Parities resist recovery where random layers of their shape do not",
+    source=recovering.SECOND_PAPER,
+    prediction=(
+        "In the worst case the cost of learning is exponential in the number of heads: a layer of "
+        "m heads can hold the parity of m of d bits, which takes of order d^m statistical queries. "
+        "Gauss-Newton steps should learn random layers of that shape from a constant times the "
+        "examples that counting asks for, and need ever more, or fail, on parities as bits are "
+        "added; the six phases, which need outputs of many dimensions, should refuse. Nothing "
+        "that is not learned should be said to be right."
+    ),
+    rule=(
+        "Examples are doubled until Gauss-Newton steps, under a budget of steps, have outputs "
+        f"within {NEAR:.0%} on fresh inputs; medians over seeds, for every number of tokens, and "
+        "twice the most that was tried where that was not enough. Random layers take at most "
+        f"{COUNTS:g} times the count of unknowns; parities of the most bits at least {HARDER:g} "
+        "times as many as random layers, by a larger factor than for the fewest bits; the six "
+        "phases refuse every parity; and no result that is said to be right has outputs off by "
+        f"more than {NEAR:.0%}."
+    ),
+    sizes={
+        "quick": {
+            "layer": LAYERS,
+            "heads": [1, 5],
+            "dim": 8,
+            "tokens": [3],
+            "largest": 8,
+            "max_steps": 100,
+            "seeds": 2,
+        },
+        "default": {
+            "layer": LAYERS,
+            "heads": [1, 3, 5],
+            "dim": 12,
+            "tokens": [3, 4],
+            "largest": 16,
+            "max_steps": 100,
+            "seeds": 3,
+        },
+        "paper": {
+            "layer": LAYERS,
+            "heads": [1, 3, 5, 7],
+            "dim": 16,
+            "tokens": [2, 3, 4],
+            "largest": 256,
+            "max_steps": 1000,
+            "seeds": 5,
+        },
+    },
+    cells=grid,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+)

@@ -1,0 +1,174 @@
+"""Examples needed as heads are added: by the provable learner, and by Gauss-Newton steps."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onelayer.lab import figures, recovering
+from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
+from onelayer.lab.recovering import NEAR, Method, fewest_examples, worst_head
+from onelayer.lab.seeds import generator
+from onelayer.recovery.recover import recover
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GROWTH = 4.0  # at least, of the examples of the six phases with each further head
+BOUND = 3.0  # the exponent q of log n ~ m^q in the paper's upper bound
+COUNTS = 4.0  # Gauss-Newton steps need at most so many times the examples that counting asks for
+FIRST_EXAMPLES = 250  # of the six phases; Gauss-Newton steps start with those of counting
+STEP = {"sculpt": 2.0, "refine": math.sqrt(2)}  # from one number of examples to the next
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sculpt": {"polish": False},
+    "refine": {"max_steps": 100},  # with enough examples it takes 10 to 40
+}
+
+
+def measure(method: Method, heads: int, dim: int, tokens: int, largest: int, seed: int) -> Measured:
+    """The first number of examples that is enough for all heads, or None."""
+    count = fewest_examples(heads, dim, tokens, dim)
+    first = FIRST_EXAMPLES if method == "sculpt" else count
+    for examples in recovering.growing(first, STEP[method], largest):
+        layer, X, Y = recovering.instance(heads, dim, tokens, examples, seed)
+        search = generator(seed, "search")
+        found = recover(X, Y, heads, method=method, seed=search, **OPTIONS[method])
+        error = worst_head(found.layer, layer)
+        if error <= NEAR:
+            return {"examples": examples, "of_count": examples / count, "error": error}
+    return {"examples": None, "of_count": None, "error": None}
+
+
+def judge(results: Results) -> list[Check]:
+    sculpt = medians(results.where(method="sculpt"), "examples")
+    if len(sculpt) < 2:
+        raise CannotJudge("growth takes two numbers of heads at least")
+    if not math.isfinite(max(sculpt.values())):
+        raise CannotJudge("the six phases did not succeed with the largest number of examples")
+    growth = [(b / a) ** (1 / (m - h)) for (h, a), (m, b) in pairwise(sculpt.items())]
+    exponent = fitted_exponent(sculpt)
+    refine = results.where(method="refine")
+    counts = {tokens: medians(part, "of_count") for tokens, part in refine.by("tokens")}
+    return [
+        Check(
+            f"each further head takes the six phases at least {GROWTH:g} times the examples",
+            " → ".join(f"{n:,.0f}" for n in sculpt.values()) + f" for {listed(sculpt)} heads",
+            min(growth) >= GROWTH,
+        ),
+        Check(
+            f"log n grows no faster than m^{BOUND:g}, as in the paper's bound",
+            f"as m^{exponent:.2f}",
+            exponent <= BOUND,
+        ),
+        Check(
+            f"Gauss-Newton steps need at most {COUNTS:g} times the examples of counting",
+            "; ".join(
+                f"{tokens} tokens: {', '.join(f'{n:.2g}' for n in times.values())}"
+                for tokens, times in counts.items()
+            )
+            + f" for {', '.join(map(str, refine.of('heads')))} heads",
+            max(max(times.values()) for times in counts.values()) <= COUNTS,
+        ),
+    ]
+
+
+def medians(results: Results, what: str) -> dict[int, float]:
+    """Over seeds, for every number of heads; infinite where it was not reached."""
+    return {heads: float(np.median(part.numbers(what))) for heads, part in results.by("heads")}
+
+
+def fitted_exponent(examples: dict[int, float]) -> float:
+    """The q of log n ~ m^q."""
+    logs = np.log(np.log(list(examples.values())))
+    return float(np.polyfit(np.log(list(examples)), logs, 1)[0])
+
+
+def listed(values: dict[int, float]) -> str:
+    return ", ".join(map(str, values))
+
+
+def draw(results: Results, figure: Figure) -> None:
+    axes = figure.subplots()
+    sculpt, refine = (results.where(method=method) for method in recovering.METHODS)
+    draw_growth(sculpt, axes)
+    for number, (tokens, part) in enumerate(refine.by("tokens"), start=1):
+        figures.curve(axes, part, "heads", "examples", f"Gauss-Newton, {tokens} tokens", number)
+        (dim,) = part.of("dim")
+        most = [COUNTS * fewest_examples(m, dim, tokens, dim) for m in part.of("heads")]
+        figures.predicted(axes, part.of("heads"), most, f"{COUNTS:g} times the count", number)
+    axes.set(yscale="log", xlabel="heads $m$", ylabel="examples needed")
+    axes.set_xticks(sorted(results.of("heads")))
+    figure.legend(loc="outside right center")
+
+
+def draw_growth(sculpt: Results, axes: Axes) -> None:
+    """The examples of the six phases, and the least growth from those of the fewest heads."""
+    needed = medians(sculpt, "examples")
+    (tokens,) = sculpt.of("tokens")
+    figures.curve(axes, sculpt, "heads", "examples", f"six phases, {tokens} tokens", 0)
+    fewest = min(needed)
+    if math.isfinite(needed[fewest]):
+        grown = [needed[fewest] * GROWTH ** (heads - fewest) for heads in needed]
+        figures.predicted(axes, list(needed), grown, f"{GROWTH:g} times with each head", 0)
+
+
+CLAIM = Claim(
+    name="heads",
+    title="Each head multiplies what the provable learner needs, not what Gauss-Newton needs",
+    source=recovering.SECOND_PAPER,
+    prediction=(
+        "The six phases rest on rows on which all heads agree, which are rarer exponentially in "
+        "the number m of heads; the paper's bound is n = (dk)^O(m³), and exponential cost cannot "
+        "be avoided in the worst case. A conjecture: on random layers of fewer heads than "
+        "dimensions Gauss-Newton steps need a constant times the examples that counting unknowns "
+        "asks for, at most linear in m. (With two tokens and nearly as many heads as dimensions "
+        "they end in local minima.)"
+    ),
+    rule=(
+        "Medians over seeds of the first number of examples with all heads within "
+        f"{NEAR:.0%}, doubled for the six phases and multiplied by √2 for Gauss-Newton steps: each "
+        f"head takes the six phases at least {GROWTH:g} times as many, log n ~ m^q has q at most "
+        f"{BOUND:g}, and Gauss-Newton steps need at most {COUNTS:g} times the examples whose "
+        "outputs, and scores, are as many as the unknowns."
+    ),
+    sizes={
+        "quick": {
+            "dim": 8,
+            "sculpt_heads": [1, 2],
+            "sculpt_tokens": 2,
+            "sculpt_largest": 32_000,
+            "refine_heads": [1, 4],
+            "refine_tokens": [2, 4],
+            "refine_largest": 400,
+            "seeds": 2,
+        },
+        "default": {
+            "dim": 12,
+            "sculpt_heads": [1, 2, 3],
+            "sculpt_tokens": 2,
+            "sculpt_largest": 512_000,
+            "refine_heads": [1, 2, 4, 8],
+            "refine_tokens": [2, 4],
+            "refine_largest": 1_000,
+            "seeds": 3,
+        },
+        "paper": {
+            "dim": 16,
+            "sculpt_heads": [1, 2, 3, 4],
+            "sculpt_tokens": 2,
+            "sculpt_largest": 8_192_000,
+            "refine_heads": [1, 2, 4, 8],
+            "refine_tokens": [2, 3, 4],
+            "refine_largest": 4_000,
+            "seeds": 5,
+        },
+    },
+    cells=recovering.grid_by_method,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+)

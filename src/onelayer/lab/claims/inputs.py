@@ -1,0 +1,138 @@
+"""Gaussian and sphere inputs beside Boolean ones: does recovery carry over?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onelayer.lab import figures, recovering
+from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
+from onelayer.lab.recovering import CLAIMED, EXACT, NEAR, Method, worst_head
+from onelayer.lab.seeds import generator
+from onelayer.recovery.recover import recover
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KINDS = ["boolean", "gaussian", "sphere"]
+WORSE = 4.0  # times the error of Boolean inputs, at most: as with 16 times fewer examples
+ASKED = {"sculpt": NEAR, "refine": EXACT}
+NAMES = {"sculpt": "six phases, not polished", "refine": "Gauss-Newton steps"}
+MAX_STEPS = 200  # for Gauss-Newton steps: with enough examples they take 10 to 40
+
+
+def measure(
+    method: Method, kind: str, heads: int, dim: int, tokens: int, examples: int, seed: int
+) -> Measured:
+    """The error of the worst head, and whether the result is said to be right."""
+    layer, X, Y = recovering.instance(heads, dim, tokens, examples, seed, kind)
+    options: dict[str, Any] = {"polish": False} if method == "sculpt" else {"max_steps": MAX_STEPS}
+    found = recover(X, Y, heads, method=method, seed=generator(seed, "search"), **options)
+    return {
+        "error": worst_head(found.layer, layer),
+        "converged": found.converged,
+        "reason": found.reason.name.lower(),
+    }
+
+
+def judge(results: Results) -> list[Check]:
+    checks = []
+    for method, part in results.by("method"):
+        errors = final_errors(part)
+        checks.append(
+            Check(
+                f"{NAMES[method]}: heads within {ASKED[method]:g} on inputs of every kind",
+                ", ".join(f"{kind} {error:.2g}" for kind, error in errors.items()),
+                max(errors.values()) <= ASKED[method],
+            )
+        )
+    errors = final_errors(results.where(method="sculpt"))
+    others = {kind: error for kind, error in errors.items() if kind != "boolean"}
+    if "boolean" not in errors or not others:
+        raise CannotJudge("inputs of another kind are compared with boolean ones, both are needed")
+    wrong = sum(cell["converged"] and cell["error"] > CLAIMED for cell in results)
+    return [
+        *checks,
+        Check(
+            f"six phases: errors at most {WORSE:g} times that on Boolean inputs",
+            ", ".join(f"{kind} {e / errors['boolean']:.2g} times" for kind, e in others.items()),
+            max(others.values()) <= WORSE * errors["boolean"],
+        ),
+        Check(
+            f"no result that is said to be right is off by more than {CLAIMED:.0%}",
+            f"{wrong} of {len(results)}",
+            wrong == 0,
+        ),
+    ]
+
+
+def final_errors(results: Results) -> dict[str, float]:
+    """The median error with the most examples, by kind of inputs."""
+    most = results.where(examples=max(results.of("examples")))
+    return {kind: float(np.median(part.numbers("error"))) for kind, part in most.by("kind")}
+
+
+def draw(results: Results, figure: Figure) -> None:
+    both = figure.subplots(1, len(ASKED))
+    for axes, (method, part) in zip(both, results.by("method"), strict=True):
+        for number, (kind, cells_of_kind) in enumerate(part.by("kind")):
+            figures.curve(axes, cells_of_kind, "examples", "error", kind, number)
+        sizes = part.of("examples")
+        figures.predicted(axes, sizes, [ASKED[method]] * len(sizes), "asked for")
+        axes.set(xscale="log", yscale="log", xlabel="examples $n$", title=NAMES[method])
+        axes.set_ylabel("error of the worst head")
+    both[0].legend()
+
+
+CLAIM = Claim(
+    name="inputs",
+    title="Recovery carries over from Boolean to Gaussian and sphere inputs",
+    source=recovering.SECOND_PAPER,
+    prediction=(
+        "The paper's theorem is for Boolean inputs, and asks whether it holds for Gaussian ones. "
+        "The conjecture: nothing in the six phases depends on the kind of inputs, so that with "
+        "scores of equal size they find heads as well on Gaussian inputs and on the sphere, and "
+        "Gauss-Newton steps are exact on all."
+    ),
+    rule=(
+        f"With the most examples the median error of the worst head is at most {NEAR:g} (six "
+        f"phases, not polished) and {EXACT:g} (Gauss-Newton steps) on inputs of every kind; that "
+        f"of the six phases is at most {WORSE:g} times that on Boolean inputs; and no result that "
+        f"is said to be right is off by more than {CLAIMED:.0%}."
+    ),
+    sizes={
+        "quick": {
+            "kind": KINDS,
+            "heads": 2,
+            "dim": 8,
+            "tokens": 3,
+            "sculpt_examples": [4_000, 16_000],
+            "refine_examples": [25, 50, 100],
+            "seeds": 2,
+        },
+        "default": {
+            "kind": KINDS,
+            "heads": 2,
+            "dim": 8,
+            "tokens": 3,
+            "sculpt_examples": [4_000, 16_000, 64_000, 256_000],
+            "refine_examples": [12, 25, 50, 100, 200],
+            "seeds": 5,
+        },
+        "paper": {
+            "kind": KINDS,
+            "heads": 3,
+            "dim": 12,
+            "tokens": 2,
+            "sculpt_examples": [64_000, 256_000, 1_024_000, 4_096_000],
+            "refine_examples": [50, 100, 200, 400, 800],
+            "seeds": 10,
+        },
+    },
+    cells=recovering.grid_by_method,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+    kind="conjecture",
+)

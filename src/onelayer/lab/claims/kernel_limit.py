@@ -1,0 +1,123 @@
+"""Ever more heads: features and predictions approach those of a kernel in closed form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onelayer import inputs
+from onelayer.lab import comparing, figures, learning, scaling
+from onelayer.lab.claim import Check, Claim, Measured, Results, grid
+from onelayer.lab.seeds import generator
+from onelayer.random_features import targets
+from onelayer.random_features.estimators import AttentionFeatures, AttentionKernelRidge
+from onelayer.random_features.kernel_matrices import attention_kernel
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RATE, TOLERANCE = -0.5, 0.1  # of the exponent in the number of heads
+ALPHA = 0.01  # the same penalty for both: what is compared is the kernel
+TEST_EXAMPLES = 500
+DISTANCES = {"gram": "Gram matrix", "predictions": "predictions"}
+
+
+def measure(model: str, heads: int, dim: int, keys: int, examples: int, seed: int) -> Measured:
+    """Relative distances to the limit: of the Gram matrix, and of predictions on a test set."""
+    X = inputs.sphere(examples + TEST_EXAMPLES, keys + 1, dim, generator(seed, "inputs"))
+    train, test = X[:examples], X[examples:]
+    chosen = [targets.average_power(1, dim), targets.correlation_weighted(1, dim)]
+    Y = np.stack([target(train) / target.variance(keys) ** 0.5 for target in chosen], axis=1)
+    bias = learning.BIASES[model]
+    finite = learning.model(model, heads, dim, seed, ALPHA).fit(train, Y)
+    limit = AttentionKernelRidge(bias, ALPHA).fit(train, Y)
+    drawn = AttentionFeatures(heads, bias, random_state=generator(seed, "model"))
+    features = drawn.fit_transform(train)
+    return {
+        "gram": _distance(features @ features.T, attention_kernel(train, bias=bias)),
+        "predictions": _distance(finite.predict(test), limit.predict(test)),
+    }
+
+
+def _distance(found: np.ndarray[Any, Any], limit: np.ndarray[Any, Any]) -> float:
+    return float(np.linalg.norm(found - limit) / np.linalg.norm(limit))
+
+
+def judge(results: Results) -> list[Check]:
+    comparing.at_least_two(results, "heads")
+    return [
+        _converges(part, model, name) for model, part in results.by("model") for name in DISTANCES
+    ]
+
+
+def _converges(results: Results, model: str, name: str) -> Check:
+    by_heads = {heads: comparing.median(part, name) for heads, part in results.by("heads")}
+    rate = scaling.exponent(list(by_heads), list(by_heads.values()))
+    first, last = min(by_heads), max(by_heads)
+    return Check(
+        f"{DISTANCES[name]} of {scaling.MODELS[model]}: distance as M^{RATE}, ± {TOLERANCE}",
+        f"M^{rate:.2f}: {by_heads[first]:.2g} at M = {first}, {by_heads[last]:.2g} at M = {last}",
+        abs(rate - RATE) <= TOLERANCE,
+    )
+
+
+def draw(results: Results, figure: Figure) -> None:
+    panels = figure.subplots(1, len(DISTANCES), sharey=True)
+    heads = results.of("heads")
+    for axes, (name, title) in zip(panels, DISTANCES.items(), strict=True):
+        for number, (model, part) in enumerate(results.by("model")):
+            figures.curve(axes, part, "heads", name, scaling.MODELS[model], number)
+        first = comparing.median(results.where(heads=heads[0]), name)
+        line = [first * (count / heads[0]) ** RATE for count in heads]
+        figures.predicted(axes, heads, line, "predicted: $M^{-1/2}$")
+        axes.set(xscale="log", yscale="log", xlabel="heads $M$", title=title)
+    panels[0].set_ylabel("relative distance to the limit")
+    panels[0].legend()
+
+
+CLAIM = Claim(
+    name="kernel-limit",
+    title="With many heads random-feature attention is a kernel method",
+    source=learning.FIRST_PAPER,
+    prediction=(
+        "As heads are added, the Gram matrix of the features of RFA and BRFA converges to a kernel "
+        "in closed form, and ridge regression on the features to ridge regression with the kernel: "
+        "at the rate M^{-1/2} of averages over M independent heads."
+    ),
+    rule=(
+        "For the Gram matrix (in Frobenius norm) and for predictions on a test set (root mean "
+        "square) the relative distance to the limit is fitted by a power of M through the medians "
+        f"over the seeds: its exponent is within {TOLERANCE} of {RATE}, for RFA and for BRFA."
+    ),
+    sizes={
+        "quick": {
+            "model": ["rfa", "brfa"],
+            "heads": [16, 64, 256, 1024],
+            "dim": 4,
+            "keys": 4,
+            "examples": 100,
+            "seeds": 10,
+        },
+        "default": {
+            "model": ["rfa", "brfa"],
+            "heads": [16, 64, 256, 1024, 4096],
+            "dim": 8,
+            "keys": 8,
+            "examples": 200,
+            "seeds": 10,
+        },
+        "paper": {
+            "model": ["rfa", "brfa"],
+            "heads": [16, 64, 256, 1024, 4096],
+            "dim": 16,
+            "keys": 16,
+            "examples": 500,
+            "seeds": 10,
+        },
+    },
+    cells=grid,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+)

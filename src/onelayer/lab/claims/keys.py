@@ -1,0 +1,148 @@
+"""The number of keys: attention does not see it, a network pays for it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onelayer.lab import comparing, figures, learning, scaling
+from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
+from onelayer.random_features import targets, theory
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ERROR = 0.1  # to reach, of the target's variance
+SPREAD = 2.0  # what attention needs may vary by, from the least to the largest
+SHARE = 0.5  # of the predicted growth, which the network has to show
+DEGREES = (1, 2)
+LINEAR = "f_{1,1}"
+
+
+def measure(model: str, keys: int, dim: int, heads: int, examples: int, seed: int) -> Measured:
+    """The examples needed for f_{1,1} and f_{1,2}, None where `examples` are too few."""
+    averages = [targets.average_power(p, dim) for p in DEGREES]
+    sizes = learning.sizes_up_to(examples, least=4)
+    curve = learning.curve(learning.model(model, heads, dim, seed), averages, keys, sizes, seed)
+    return learning.needed(curve, averages, ERROR)
+
+
+def judge(results: Results) -> list[Check]:
+    comparing.require(results, "model", ["rfa", "rfmlp"])
+    comparing.at_least_two(results, "keys")
+    attention, network = results.where(model="rfa"), results.where(model="rfmlp")
+    return [
+        *(_constant(attention, f"f_{{1,{degree}}}") for degree in DEGREES),
+        *_growing(network),
+    ]
+
+
+def _needed(results: Results, target: str) -> dict[int, float]:
+    """The examples needed by the number of keys, ascending."""
+    found = {keys: comparing.median(part, target) for keys, part in results.by("keys")}
+    if min(found.values()) == np.inf:
+        raise CannotJudge(f"{results.of('examples')[0]} examples are too few for {target}")
+    return dict(sorted(found.items()))
+
+
+def _constant(attention: Results, target: str) -> Check:
+    sizes = _needed(attention, target)
+    return Check(
+        f"RFA needs as many examples for {target} at every number of keys, up to {SPREAD:g} times",
+        _listed(sizes),
+        max(sizes.values()) <= SPREAD * min(sizes.values()),
+    )
+
+
+def _growing(network: Results) -> list[Check]:
+    sizes = _needed(network, LINEAR)
+    fewest, most = min(sizes), max(sizes)
+    predicted = theory.sample_size_ratio(1, most) / theory.sample_size_ratio(1, fewest)
+    growth = min(sizes[most], network.of("examples")[0]) / sizes[fewest]
+    more = "more than " * (sizes[most] == np.inf)
+    return [
+        Check(
+            f"RFMLP needs more examples for {LINEAR} with every step in the number of keys",
+            _listed(sizes),
+            all(a < b or a == b == np.inf for a, b in pairwise(sizes.values())),
+        ),
+        Check(
+            f"from {fewest} to {most} keys at least {SHARE:g} of the predicted growth",
+            f"{more}{growth:.3g} times, {predicted:.3g} predicted",
+            growth >= SHARE * predicted,
+        ),
+    ]
+
+
+def _listed(sizes: dict[int, float]) -> str:
+    return ", ".join(
+        f"N = {keys}: {f'{size:.0f}' if np.isfinite(size) else 'not reached'}"
+        for keys, size in sizes.items()
+    )
+
+
+def draw(results: Results, figure: Figure) -> None:
+    panels = figure.subplots(1, len(DEGREES))
+    for axes, degree in zip(panels, DEGREES, strict=True):
+        target = f"f_{{1,{degree}}}"
+        scaling.draw_needed(axes, results, target)
+        attention = results.where(model="rfa")
+        keys, level = attention.of("keys"), comparing.median(attention, target)
+        figures.predicted(axes, keys, [level] * len(keys), "predicted: constant", number=0)
+        line = [level * theory.sample_size_ratio(degree, count) for count in keys]
+        figures.predicted(axes, keys, line, f"$((N+2)/4)^{degree}$ times that", number=1)
+        axes.set_title(f"${target}$ to {ERROR:g} of its variance")
+        axes.legend()
+
+
+CLAIM = Claim(
+    name="keys",
+    title="Attention needs as many examples for many keys as for few",
+    source=learning.FIRST_PAPER,
+    prediction=(
+        "The bound on random-feature attention (RFA) for averages of a function of one key does "
+        "not depend on the number N of keys; that on a random-feature network on all tokens side "
+        "by side (RFMLP) grows with it, as N + 2 for functions of degree 1."
+    ),
+    rule=(
+        f"Examples needed for an error of {ERROR} of the variance (medians): those of RFA on "
+        f"f_{{1,1}} and on f_{{1,2}} vary by a factor of at most {SPREAD:g} over the numbers of "
+        "keys; those of RFMLP on f_{1,1} grow with every step in the number of keys, and from the "
+        f"fewest to the most keys by at least {SHARE:g} of the predicted factor."
+    ),
+    sizes={
+        "quick": {
+            "model": ["rfa", "rfmlp"],
+            "keys": [2, 8, 32],
+            "dim": 6,
+            "heads": 600,
+            "attention_examples": 512,
+            "network_examples": 1024,
+            "seeds": 3,
+        },
+        "default": {
+            "model": ["rfa", "rfmlp"],
+            "keys": [2, 4, 8, 16, 32, 64],
+            "dim": 8,
+            "heads": 800,
+            "attention_examples": 1024,
+            "network_examples": 2048,
+            "seeds": 5,
+        },
+        "paper": {
+            "model": ["rfa", "rfmlp"],
+            "keys": [2, 4, 8, 16, 32, 64],
+            "dim": 16,
+            "heads": 1000,
+            "attention_examples": 4096,
+            "network_examples": 8192,
+            "seeds": 5,
+        },
+    },
+    cells=scaling.cells,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+)

@@ -1,0 +1,138 @@
+"""Positional encodings: they make attention see the order of its keys, at a price."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onelayer.lab import blindness, comparing, figures, learning
+from onelayer.lab.claim import Check, Claim, Measured, Results, grid
+from onelayer.random_features import targets
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ENCODINGS = ("sinusoidal", "learned-random", "onehot")
+ORDERED = ("one position", "alternating sum")
+BLIND = "average"  # f_{1,1}, which does not depend on the order
+
+ABOVE = 0.95  # of the floor: no less without positions, but for the spread of a test set
+BELOW = 0.9  # of the floor: at most this with every encoding
+FAR_BELOW = 0.5  # of the floor: at most this with one-hot positions
+LEARNED = 0.1  # of the variance: at most this on the target that needs no positions
+
+
+def measure(positions: str, examples: int, dim: int, keys: int, heads: int, seed: int) -> Measured:
+    """The test errors on two targets that depend on the order, and on one that does not."""
+    encoding = None if positions == "none" else positions
+    model = learning.model("rfa", heads, dim, seed, positions=encoding)
+    learned = [blindness.target(name, dim) for name in ORDERED]
+    learned.append(targets.average_power(1, dim))
+    curve = learning.curve(model, learned, keys, [examples], seed, blindness.TEST_EXAMPLES)
+    return dict(zip((*ORDERED, BLIND), map(float, curve.test_error[-1]), strict=True))
+
+
+def judge(results: Results) -> list[Check]:
+    comparing.require(results, "positions", ("none", *ENCODINGS))
+    most = results.where(examples=max(results.of("examples")))
+    price = {p: comparing.median(most.where(positions=p), BLIND) for p in ("none", *ENCODINGS)}
+    checks = [check for target in ORDERED for check in _seen(most, target)]
+    checks.append(
+        Check(
+            "positions cost something on f_{1,1}, which needs none, and still it is learned",
+            ", ".join(f"{encoding} {error:.2g}" for encoding, error in price.items()),
+            all(price["none"] < price[encoding] <= LEARNED for encoding in ENCODINGS),
+        )
+    )
+    return checks
+
+
+def _seen(results: Results, target: str) -> list[Check]:
+    """What positions are for, with the most examples."""
+    floor = blindness.floor(target, results.of("dim")[0], results.of("keys")[0])
+    error = {p: comparing.median(part, target) for p, part in results.by("positions")}
+    return [
+        Check(
+            f"{target}: without positions no error is below {floor:.3g}",
+            f"{error['none']:.3g}",
+            error["none"] >= ABOVE * floor,
+        ),
+        Check(
+            f"{target}: every encoding falls below it",
+            ", ".join(f"{encoding} {error[encoding]:.2g}" for encoding in ENCODINGS),
+            all(error[encoding] <= BELOW * floor for encoding in ENCODINGS),
+        ),
+        Check(
+            f"{target}: one-hot positions fall to at most half of it",
+            f"{error['onehot']:.2g}",
+            error["onehot"] <= FAR_BELOW * floor,
+        ),
+    ]
+
+
+def draw(results: Results, figure: Figure) -> None:
+    panels = figure.subplots(1, 3, sharex=True)
+    sizes = results.of("examples")
+    for axes, target in zip(panels, (*ORDERED, BLIND), strict=True):
+        for number, (positions, part) in enumerate(results.by("positions")):
+            figures.curve(axes, part, "examples", target, positions, number)
+        if target in ORDERED:
+            floor = blindness.floor(target, results.of("dim")[0], results.of("keys")[0])
+            figures.predicted(axes, sizes, [floor] * len(sizes), "blind to order")
+        comparing.spaced(axes, sizes)
+        axes.set(xlabel="examples $n$", title=target)
+    panels[-1].set(yscale="log", title=f"{BLIND}, $f_{{1,1}}$")
+    panels[0].set_ylabel("test error / variance")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+
+
+CLAIM = Claim(
+    name="positions",
+    title="Positional encodings make attention see the order of its keys",
+    source=learning.FIRST_PAPER,
+    prediction=(
+        "A conjecture on a question that the paper leaves open: with a positional encoding "
+        "random-feature attention learns targets that depend on the order of the keys, which it "
+        "cannot learn without one. One-hot positions make such a target of degree 1 a polynomial "
+        "of degree 2 in the token and its position; encodings that are added to the token mix with "
+        "it and help less. On targets that do not depend on the order positions cost examples."
+    ),
+    rule=(
+        "Median test errors with the most examples, on the key at position 1 and on the "
+        "alternating sum, beside the exact least error of what is blind to the order (1 - 1/N, "
+        f"and 1 for an even number of keys): no less than {ABOVE} of it without positions, at most "
+        f"{BELOW} of it with every encoding, at most {FAR_BELOW} of it with one-hot positions. On "
+        f"f_{{1,1}} every encoding leaves more than none does, and at most {LEARNED} of the "
+        "variance."
+    ),
+    sizes={
+        "quick": {
+            "positions": ["none", *ENCODINGS],
+            "examples": [64, 256, 1024],
+            "dim": 8,
+            "keys": 4,
+            "heads": 100,
+            "seeds": 2,
+        },
+        "default": {
+            "positions": ["none", *ENCODINGS],
+            "examples": [128, 256, 512, 1024, 2048],
+            "dim": 16,
+            "keys": 4,
+            "heads": 300,
+            "seeds": 5,
+        },
+        "paper": {
+            "positions": ["none", *ENCODINGS],
+            "examples": [256, 512, 1024, 2048, 4096, 8192],
+            "dim": 16,
+            "keys": 16,
+            "heads": 1000,
+            "seeds": 5,
+        },
+    },
+    cells=grid,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+    kind="conjecture",
+)

@@ -1,0 +1,153 @@
+"""Attention beside a network that reads all tokens in a row: how many examples each needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from onelayer.lab import comparing, figures, learning, scaling
+from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
+from onelayer.random_features import targets, theory
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ERROR = 0.1  # to reach, of the target's variance
+SLACK = 2.0  # for every degree: bounds leave constants out, so (N+2)/4 is known up to one
+DEGREES = (1, 2, 3)
+
+
+def measure(model: str, keys: int, dim: int, heads: int, examples: int, seed: int) -> Measured:
+    """The examples needed for f_{1,p}, None where `examples` are too few."""
+    averages = [targets.average_power(p, dim) for p in DEGREES]
+    sizes = learning.sizes_up_to(examples, least=4)
+    curve = learning.curve(learning.model(model, heads, dim, seed), averages, keys, sizes, seed)
+    return learning.needed(curve, averages, ERROR)
+
+
+class Ratio(NamedTuple):
+    """How many times the examples of attention the network needs, beside the prediction.
+
+    It is a lower `bound` where the largest size was not enough for the network.
+    """
+
+    keys: int
+    predicted: float
+    measured: float
+    bound: bool
+
+    def __str__(self) -> str:
+        least = "> " * self.bound
+        return f"N = {self.keys}: {least}{self.measured:.3g}, predicted {self.predicted:.3g}"
+
+
+def judge(results: Results) -> list[Check]:
+    comparing.require(results, "model", ["rfa", "rfmlp"])
+    checks = [check for degree in DEGREES for check in _checks(results, degree)]
+    if not checks:
+        raise CannotJudge(f"the largest sizes are too small for an error of {ERROR}")
+    return checks
+
+
+def _checks(results: Results, degree: int) -> list[Check]:
+    """At least and at most what is predicted, where something is known about it."""
+    slack = SLACK**degree
+    ratios = _ratios(results, degree)
+    # A lower bound speaks for "at least" if it is high enough, and against "at most" if too high.
+    low = [r for r in ratios if not r.bound or r.measured >= r.predicted / slack]
+    high = [r for r in ratios if not r.bound or r.measured > r.predicted * slack]
+    target, power = f"f_{{1,{degree}}}", f"((N+2)/4)^{degree}"
+    least = Check(
+        f"on {target} RFMLP needs at least {power} / {slack:g} times the examples of RFA",
+        "; ".join(map(str, low)),
+        all(r.measured >= r.predicted / slack for r in low),
+    )
+    most = Check(
+        f"on {target} RFMLP needs at most {power} x {slack:g} times the examples of RFA",
+        "; ".join(map(str, high)),
+        all(r.measured <= r.predicted * slack for r in high),
+    )
+    return [least] * bool(low) + [most] * bool(high)
+
+
+def _ratios(results: Results, degree: int) -> list[Ratio]:
+    """One for every number of keys with which attention gets there."""
+    ratios = []
+    for keys, part in results.by("keys"):
+        attention, network = part.where(model="rfa"), part.where(model="rfmlp")
+        few = comparing.median(attention, f"f_{{1,{degree}}}")
+        many = comparing.median(network, f"f_{{1,{degree}}}")
+        if np.isfinite(few):
+            known = min(many, network.of("examples")[0])
+            predicted = theory.sample_size_ratio(degree, keys)
+            ratios.append(Ratio(keys, predicted, known / few, bound=not np.isfinite(many)))
+    return ratios
+
+
+def draw(results: Results, figure: Figure) -> None:
+    panels = figure.subplots(1, len(DEGREES), sharey=True)
+    for axes, degree in zip(panels, DEGREES, strict=True):
+        target = f"f_{{1,{degree}}}"
+        scaling.draw_needed(axes, results, target)
+        line = {
+            keys: comparing.median(part, target) * theory.sample_size_ratio(degree, keys)
+            for keys, part in results.where(model="rfa").by("keys")
+        }
+        label = r"RFA $\times\ ((N+2)/4)^p$"
+        figures.predicted(axes, list(line), list(line.values()), label)
+        axes.set_title(f"${target}$ to {ERROR:g} of its variance")
+        axes.label_outer()
+    panels[0].legend(*panels[-1].get_legend_handles_labels())
+
+
+CLAIM = Claim(
+    name="sample-size",
+    title="A network on all tokens needs ((N+2)/4)^p times the examples of attention",
+    source=learning.FIRST_PAPER,
+    prediction=(
+        "For an average of a function of degree p of one of N keys the bound on random-feature "
+        "attention (RFA) asks for an order of (4d)^p examples, that on a random-feature network on "
+        "all tokens side by side (RFMLP) for ((N+2)d)^p: ((N+2)/4)^p times as many."
+    ),
+    rule=(
+        f"Of the examples needed for an error of {ERROR} of the variance (medians) the ratio of "
+        "RFMLP to RFA is for every number of keys at least the predicted one over "
+        f"{SLACK:g}^p and at most {SLACK:g}^p times it, for p = 1, 2, 3. Where RFMLP does not get "
+        "there, its largest size gives a lower bound, which counts where it decides; degrees that "
+        "RFA does not get to are left out."
+    ),
+    sizes={
+        "quick": {
+            "model": ["rfa", "rfmlp"],
+            "keys": [2, 6, 14],
+            "dim": 4,
+            "heads": 600,
+            "attention_examples": 512,
+            "network_examples": 1024,
+            "seeds": 3,
+        },
+        "default": {
+            "model": ["rfa", "rfmlp"],
+            "keys": [2, 6, 14, 30],
+            "dim": 4,
+            "heads": 1600,
+            "attention_examples": 512,
+            "network_examples": 3072,
+            "seeds": 3,
+        },
+        "paper": {
+            "model": ["rfa", "rfmlp"],
+            "keys": [4, 16, 32],
+            "dim": 16,
+            "heads": 1000,
+            "attention_examples": 8192,
+            "network_examples": 8192,
+            "seeds": 5,
+        },
+    },
+    cells=scaling.cells,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+)

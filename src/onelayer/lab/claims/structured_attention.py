@@ -1,0 +1,284 @@
+"""Diagonal, block-diagonal and low-rank attention: can it still be learned, and from less?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onelayer.inputs import boolean, gaussian
+from onelayer.lab import figures, layers, recovering
+from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Parameters, Results, grid
+from onelayer.lab.seeds import generator
+from onelayer.layer import AttentionLayer
+from onelayer.recovery.recover import recover
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FOUND = {"sculpt": 0.05, "refine": 1e-6, "refine with rank": 1e-6}  # error of the worst head
+WRONG = {"sculpt": 0.1, "refine": 1e-3, "refine with rank": 1e-3}  # if it is called converged
+FACTOR = {"sculpt": 2.0, "refine": 2**0.25, "refine with rank": 2**0.25}  # from one try to the next
+# How many times as many examples structure may cost those who do not know of it.
+DEARER = {"sculpt": 4.0, "refine": 2**0.5}
+INPUTS = {"boolean": boolean, "gaussian": gaussian}
+# The same for all searches: where examples are few, the search and not they may be the limit.
+SEARCH = {"restarts": 3, "max_steps": 400}
+LEAST = 10  # examples that are worth a try
+HEADS = 2
+
+
+def cells(settings: Mapping[str, Any]) -> list[Parameters]:
+    """The six phases on all inputs, Gauss-Newton steps on Boolean ones, also told a low rank."""
+    common = {name: settings[name] for name in ("tokens", "scale")}
+    seeds = {"seeds": settings["seeds"]}
+    sculpted = {"dim": settings["sculpt_dim"], "examples": settings["sculpt_examples"]}
+    refined = {"dim": settings["refine_dim"], "examples": settings["refine_examples"]}
+    found: list[Parameters] = []
+    for structure in settings["structure"]:
+        rest = {"structure": structure, **common}
+        found += grid(
+            {**rest, "method": "sculpt", "inputs": settings["inputs"], **sculpted, **seeds}
+        )
+        told = ["refine"] + ["refine with rank"] * (_rank(structure) is not None)
+        found += grid({**rest, "method": told, "inputs": "boolean", **refined, **seeds})
+    return found
+
+
+def measure(
+    structure: str,
+    method: str,
+    inputs: str,
+    dim: int,
+    tokens: int,
+    scale: float,
+    examples: int,
+    seed: int,
+) -> Measured:
+    """The examples needed: the fewest, going down from all of them, before a search fails."""
+    shape = layers.Shape(HEADS, dim, scale)
+    layer = _layer(structure, shape, generator(seed, "layer"))
+    X = INPUTS[inputs](examples, tokens, dim, generator(seed, "inputs"))
+    Y = layer(X)
+    how: dict[str, Any] = {"method": "refine", **SEARCH}
+    if method == "sculpt":
+        how = {"method": "sculpt", "polish": False}
+    elif method == "refine with rank":
+        how["rank"] = _rank(structure)
+    measured: dict[str, Any] = {"needed": None, "error": None, "wrong": 0}
+    for count in _fewer(examples, FACTOR[method]):
+        found = recover(X[:count], Y[:count], HEADS, seed=generator(seed, "search"), **how)
+        error = recovering.worst_head(found.layer, layer)
+        measured["wrong"] += int(found.converged and error > WRONG[method])
+        if error > FOUND[method]:
+            return measured | {"failed": count, "reason": found.reason.name.lower()}
+        measured |= {"needed": count, "error": error}
+    return measured | {"failed": None, "reason": None}
+
+
+def _layer(structure: str, shape: layers.Shape, drawn: np.random.Generator) -> AttentionLayer:
+    rank = _rank(structure)
+    if rank is not None:
+        return layers.low_rank(rank, shape, drawn)
+    blocks = {"full": 1, "diagonal": shape.dim}.get(structure)
+    return layers.block_diagonal(blocks or int(structure.split()[0]), shape, drawn)
+
+
+def _rank(structure: str) -> int | None:
+    """The rank that the structure names."""
+    if not re.fullmatch(r"full|diagonal|[1-9]\d* blocks|rank [1-9]\d*", structure):
+        raise ValueError(
+            f"structure is {structure!r}, expected full, diagonal, 'N blocks' or 'rank N'"
+        )
+    return int(structure.split()[1]) if structure.startswith("rank") else None
+
+
+def _fewer(examples: int, factor: float) -> Iterator[int]:
+    """All examples, and fewer and fewer of them."""
+    count = float(examples)
+    while count >= LEAST:
+        yield round(count)
+        count /= factor
+
+
+def judge(results: Results) -> list[Check]:
+    structures = [name for name in results.of("structure") if name != "full"]
+    if "full" not in results.of("structure") or not structures:
+        raise CannotJudge("structured attention is compared with full, and one of them is missing")
+    sculpted = results.where(method="sculpt")
+    checks = [
+        _as_cheap(part, f"the six phases on {inputs} inputs", DEARER["sculpt"])
+        for inputs, part in sculpted.by("inputs")
+    ]
+    refined = results.where(method="refine")
+    checks.append(_as_cheap(refined, "Gauss-Newton steps", DEARER["refine"]))
+    told = results.where(method="refine with rank")
+    if len(told):
+        checks.append(_cheaper(told, refined))
+    wrong = [
+        f"{cell['structure']}, {cell['method']}, {cell['inputs']}"
+        for cell in results
+        if cell["wrong"]
+    ]
+    checks.append(
+        Check(
+            "no layer that is called converged is wrong",
+            ", ".join(wrong) or f"none in {len(results)} cells",
+            not wrong,
+        )
+    )
+    return checks
+
+
+def _as_cheap(results: Results, who: str, dearer: float) -> Check:
+    """Whether every structure needs at most so many times the examples of full matrices."""
+    needed = {structure: _needed(part) for structure, part in results.by("structure")}
+    full = needed.pop("full")
+    if not np.isfinite(full):
+        raise CannotJudge(f"{who} do not find full matrices, with which to compare")
+    worst = max(needed, key=lambda structure: needed[structure])
+    missed = [name for name, count in needed.items() if not count <= dearer * full]
+    said = [f"{name} {_counted(needed[name])}" for name in missed or [worst]]
+    return Check(
+        f"{who} find every structure from at most {dearer:.3g} times the examples of full matrices",
+        f"full {_counted(full)}, {'' if missed else 'at most '}{', '.join(said)}",
+        not missed,
+    )
+
+
+def _cheaper(told: Results, untold: Results) -> Check:
+    """Whether a known rank saves at least half, in logarithms, of the unknowns it saves."""
+    ratios, asked = {}, {}
+    for structure, part in told.by("structure"):
+        without = _needed(untold.where(structure=structure))
+        if not np.isfinite(without):
+            raise CannotJudge(f"{structure} is not found without its rank, to compare with")
+        ratios[structure] = _needed(part) / without
+        asked[structure] = _unknowns(structure, part.of("dim")[0]) ** 0.5
+    return Check(
+        "a rank that is known saves Gauss-Newton steps examples as it saves unknowns",
+        ", ".join(f"{s}: ratio {r:.2f}, asked {asked[s]:.2f}" for s, r in ratios.items()),
+        all(ratio <= asked[structure] for structure, ratio in ratios.items()),
+    )
+
+
+def _unknowns(structure: str, dim: int) -> float:
+    """The unknowns of a head of known rank over those of a full one: attention and projection."""
+    rank = _rank(structure) or dim
+    return (2 * dim * rank - rank**2 + dim**2) / (2 * dim**2)
+
+
+def _needed(results: Results) -> float:
+    return float(np.median(results.numbers("needed")))
+
+
+def _counted(examples: float) -> str:
+    return f"{examples:,.0f}" if np.isfinite(examples) else "not found"
+
+
+def draw(results: Results, figure: Figure) -> None:
+    figure.set_size_inches(7.0, 3.8)
+    left, right = figure.subplots(1, 2)
+    structures = results.of("structure")
+    sculpted, refined = results.where(method="sculpt"), results.where(method="refine")
+    for number, (inputs, part) in enumerate(sculpted.by("inputs")):
+        _points(left, part, structures, f"six phases, {inputs}", number)
+    tried = max(sculpted.of("examples"))
+    left.axhline(tried, color="black", linestyle=":", linewidth=1, label="not found, if above")
+    ticks = sorted({tried, *(cell["needed"] for cell in sculpted if cell["needed"] is not None)})
+    left.set(title="the six phases", ylabel="examples needed", yscale="log")
+    left.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+    left.minorticks_off()
+    _points(right, refined, structures, "structure unknown", 2)
+    told = results.where(method="refine with rank")
+    if len(told):
+        _points(right, told, structures, "rank known", 3)
+    for structure, part in told.by("structure"):
+        place, share = structures.index(structure), _unknowns(structure, part.of("dim")[0])
+        predicted = [share * _needed(refined.where(structure=structure))] * 2
+        label = "rank known, predicted" if structure == told.of("structure")[0] else ""
+        figures.predicted(right, [place - 0.3, place + 0.3], predicted, label)
+    right.set(title="Gauss-Newton steps", ylim=(0, None))
+    for axes in (left, right):
+        axes.set_xticks(range(len(structures)), structures, rotation=30, ha="right")
+    figure.legend(loc="outside lower center", ncols=3)
+
+
+def _points(axes: Axes, results: Results, structures: list[str], label: str, number: int) -> None:
+    """The median of every structure with a line over all seeds; what was not found is on top."""
+    top = 2.0 * max(results.of("examples"))
+    places, rows = [], []
+    for structure, part in results.by("structure"):
+        values = part.numbers("needed", missing=top)
+        places.append(structures.index(structure) + 0.15 * (number % 2 - 0.5))
+        rows.append((np.median(values), values.min(), values.max()))
+    middle, low, high = np.array(rows).T
+    colour, marker = figures.COLOURS[number], figures.MARKERS[number]
+    spread = [middle - low, high - middle]
+    axes.errorbar(places, middle, spread, color=colour, fmt=marker, markersize=4, label=label)
+
+
+CLAIM = Claim(
+    name="structured-attention",
+    title="Structured attention is learned like any other, and from less if the structure is known",
+    source=recovering.SECOND_PAPER,
+    prediction=(
+        "A question that the paper leaves open: diagonal, block-diagonal and low-rank attention. "
+        "Conjecture: it is no special case. Neither the six phases nor Gauss-Newton steps need "
+        "clearly more examples than for full matrices; told the rank, Gauss-Newton steps need "
+        "fewer, in proportion to the unknowns."
+    ),
+    rule=(
+        "In medians over seeds: the six phases find every structure (heads within "
+        f"{FOUND['sculpt']:.0%}) from at most {DEARER['sculpt']:g} times the examples that full "
+        "matrices take, on each kind of inputs; Gauss-Newton steps (heads within "
+        f"{FOUND['refine']:g}, {SEARCH['restarts']} restarts, {SEARCH['max_steps']} steps) from at "
+        f"most {DEARER['refine']:.2f} times; with a known rank the "
+        "ratio of examples is at most the square root of that of the unknowns; and no layer that "
+        f"is called converged is off by more than {WRONG['sculpt']:.0%} (the six phases) or "
+        f"{WRONG['refine']:.1%} (Gauss-Newton steps)."
+    ),
+    sizes={
+        "quick": {
+            "structure": ["full", "diagonal", "rank 1"],
+            "inputs": ["boolean"],
+            "tokens": 3,
+            "scale": 3.0,
+            "sculpt_dim": 8,
+            "sculpt_examples": 10_000,
+            "refine_dim": 8,
+            "refine_examples": 64,
+            "seeds": 1,
+        },
+        "default": {
+            "structure": ["full", "4 blocks", "diagonal", "rank 2", "rank 1"],
+            "inputs": list(INPUTS),
+            "tokens": 3,
+            "scale": 3.0,
+            "sculpt_dim": 8,
+            "sculpt_examples": 40_000,
+            "refine_dim": 12,
+            "refine_examples": 96,
+            "seeds": 3,
+        },
+        "paper": {
+            "structure": ["full", "2 blocks", "4 blocks", "diagonal", "rank 4", "rank 2", "rank 1"],
+            "inputs": list(INPUTS),
+            "tokens": 3,
+            "scale": 3.0,
+            "sculpt_dim": 8,
+            "sculpt_examples": 256_000,
+            "refine_dim": 16,
+            "refine_examples": 128,
+            "seeds": 5,
+        },
+    },
+    cells=cells,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+    kind="conjecture",
+)

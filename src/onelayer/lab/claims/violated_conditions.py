@@ -1,0 +1,279 @@
+"""How recovery in six phases degrades as one condition after the other is violated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onelayer.lab import figures, layers, recovering
+from onelayer.lab.claim import (
+    CannotJudge,
+    Check,
+    Claim,
+    Measured,
+    Parameters,
+    Results,
+    grid,
+)
+from onelayer.lab.seeds import generator
+from onelayer.layer import AttentionLayer
+from onelayer.recovery.conditions import conditions
+from onelayer.recovery.reasons import Reason
+from onelayer.recovery.recover import Recovery, recover
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COARSE, FINE, NOISY = 0.1, 1e-3, 0.1  # errors beyond which a layer is wrong
+SHARE = 0.9  # of the layers that meet all conditions, which have to be found
+GROWTH = 2.0  # of the error from a family's first step to its worst: beyond that of seeds
+RESTARTS = 2  # of Gauss-Newton steps from random starts
+_ROUNDING = 1e-9  # a condition that fails by no more holds
+_THROUGH = {Reason.APPROXIMATE, Reason.COARSE, Reason.HEADS_NOT_DETERMINED}
+_LAST = 6  # of the phases
+_NAMES = {
+    "phases": "the six phases",
+    "polished": "the six phases, polished",
+    "refine": "Gauss-Newton steps alone",
+}
+_BLUE, _RED = figures.COLOURS[:2]
+
+
+def cells(settings: Mapping[str, Any]) -> list[Parameters]:
+    """Of every family so many steps, from the first to the worst."""
+    count = settings["steps"]
+    rest = {name: value for name, value in settings.items() if name not in ("family", "steps")}
+    found: list[Parameters] = []
+    for family in settings["family"]:
+        if family not in layers.FAMILIES:
+            raise ValueError(f"family is {family!r}, expected one of {', '.join(layers.FAMILIES)}")
+        steps = [float(step) for step in layers.FAMILIES[family].thinned(count)]
+        found += grid({"family": family, "step": steps, **rest})
+    return found
+
+
+def measure(
+    family: str,
+    step: float,
+    dim: int,
+    tokens: int,
+    scale: float,
+    sculpt_examples: int,
+    refine_examples: int,
+    seed: int,
+) -> Measured:
+    """Which conditions fail, and how the six phases, polishing and Gauss-Newton steps end."""
+    kind = layers.FAMILIES[family]
+    layer, X, Y = layers.instance(kind, step, dim, tokens, scale, sculpt_examples, seed)
+
+    def recovered(examples: int, **how: Any) -> Recovery:
+        drawn = generator(seed, "search")
+        return recover(X[:examples], Y[:examples], layer.heads, seed=drawn, **how)
+
+    phases = polished = recovered(sculpt_examples, method="sculpt", polish=False)
+    stopped = _stopped(phases)
+    if stopped is None or stopped == _LAST:  # what an earlier phase refuses is never polished
+        polished = recovered(sculpt_examples, method="sculpt")
+    ways = {
+        "phases": phases,
+        "polished": polished,
+        "refine": recovered(refine_examples, method="refine", restarts=RESTARTS),
+    }
+    measured: dict[str, Any] = {"violated": _violated(layer), "stopped": stopped}
+    for way, found in ways.items():
+        error = recovering.worst_head(found.layer, layer)
+        measured[f"{way} error"] = error if math.isfinite(error) else None
+        measured[f"{way} converged"] = found.converged
+        measured[f"{way} reason"] = found.reason.name.lower()
+    return measured
+
+
+def _violated(layer: AttentionLayer) -> list[str]:
+    return [
+        name
+        for name, found in conditions(layer).items()
+        if not (found.holds or math.isclose(found.measured, found.needed, rel_tol=_ROUNDING))
+    ]
+
+
+def _stopped(found: Recovery) -> int | None:
+    """The phase that refused to go on."""
+    if found.reason in _THROUGH:
+        return None
+    *_, last = (row.stage for row in found.trace if row.stage.startswith("phase"))
+    return int(last.removeprefix("phase ")[0])
+
+
+def judge(results: Results) -> list[Check]:
+    for family, part in results.by("family"):
+        if len(part.of("step")) < 2:
+            raise CannotJudge(f"the family {family} has one step, which shows no change")
+    met = Results(
+        tuple(c for c in results if not c["violated"] and not layers.FAMILIES[c["family"]].noisy)
+    )
+    if not len(met):
+        raise CannotJudge("no layer meets all conditions, so that none has to be found")
+    return [
+        _found(met, "phases", COARSE, "the six phases find"),
+        _found(met, "polished", FINE, "polishing then gives"),
+        _believed(results, "phases"),
+        _believed(results, "polished"),
+        _believed(results, "refine"),
+        _degraded(results),
+    ]
+
+
+def _found(met: Results, way: str, limit: float, what: str) -> Check:
+    """Whether layers that meet all conditions are found."""
+    errors = met.numbers(f"{way} error")
+    good = int(np.sum(errors <= limit))
+    return Check(
+        f"of the layers that meet all conditions, {what} {SHARE:.0%}, every head within {limit:g}",
+        f"{good} of {len(errors)}, median error {np.median(errors):.2g}",
+        good >= SHARE * len(errors),
+    )
+
+
+def _believed(results: Results, way: str) -> Check:
+    """Whether no layer that is called converged is wrong."""
+    errors = results.numbers(f"{way} error")
+    claimed = results.numbers(f"{way} converged") > 0
+    wrong = [
+        f"{cell['family']} {cell['step']:g}: {error:.2g}"
+        for cell, error, believed in zip(results, errors, claimed, strict=True)
+        if believed and error > _limit(way, cell["family"])
+    ]
+    count = int(claimed.sum())
+    return Check(
+        f"{_NAMES[way]}: no layer that is called converged is wrong",
+        ", ".join(wrong) or f"none of {count}; {len(results) - count} are not called so",
+        not wrong,
+    )
+
+
+def _limit(way: str, family: str) -> float:
+    if way == "phases":
+        return COARSE
+    return NOISY if layers.FAMILIES[family].noisy else FINE
+
+
+def _degraded(results: Results) -> Check:
+    """Whether every family is clearly harder at its worst step than at its first."""
+    ends: dict[str, list[str]] = {"refused": [], "worse": [], "no worse": []}
+    for family, part in results.by("family"):
+        first, *_, worst = (_error(cells) for _, cells in part.by("step"))
+        end = "refused" if math.isinf(worst) else "worse" if worst >= GROWTH * first else "no worse"
+        ends[end].append(family)
+    count = f"refused in {len(ends['refused'])}, a larger error in {len(ends['worse'])}"
+    return Check(
+        f"every family's worst step has {GROWTH:g} times the error of its first, or is refused",
+        f"{count}, not so in {', '.join(ends['no worse']) or 'none'}",
+        not ends["no worse"],
+    )
+
+
+def _error(results: Results) -> float:
+    """The median error of the six phases, infinite where they are refused."""
+    refused = results.numbers("stopped", missing=0.0) > 0
+    return float(np.median(np.where(refused, np.inf, results.numbers("phases error"))))
+
+
+def draw(results: Results, figure: Figure) -> None:
+    families = results.of("family")
+    columns = min(len(families), 4)
+    rows = -(-len(families) // columns)
+    figure.set_size_inches(7.0, 0.6 + 1.7 * rows)
+    grid_of_axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for axes, (family, part) in zip(grid_of_axes.flat, results.by("family"), strict=False):
+        _panel(axes, family, part)
+    for axes in grid_of_axes.flat[len(families) :]:
+        axes.set_axis_off()
+    for axes in grid_of_axes[:, 0]:
+        axes.set_ylabel("error of heads")
+    handles, labels = grid_of_axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+
+
+def _panel(axes: Axes, family: str, results: Results) -> None:
+    """Errors of the six phases by the step, refusals as crosses, violated steps shaded."""
+    steps = results.of("step")
+    for place, (_, cells) in enumerate(results.by("step")):
+        refused = cells.numbers("stopped", missing=0.0) > 0
+        errors = np.minimum(cells.numbers("phases error"), 1.0)
+        axes.plot([place] * int(refused.sum()), [1.0] * int(refused.sum()), "x", color=_RED)
+        axes.plot([place] * int((~refused).sum()), errors[~refused], "o", color=_BLUE, ms=4)
+        if all(cell["violated"] for cell in cells):
+            axes.axvspan(place - 0.5, place + 0.5, color="0.9", linewidth=0)
+    axes.plot([], [], "o", color=_BLUE, ms=4, label="went through all phases")
+    axes.plot([], [], "x", color=_RED, label="refused by a phase")
+    axes.fill_between([], [], [], color="0.9", label="a condition is violated")
+    axes.set_yscale("log")
+    axes.set_xlim(-0.5, len(steps) - 0.5)
+    axes.set_xticks(range(len(steps)), [f"{step:g}" for step in steps])
+    axes.set_title(family, fontsize=8)
+    axes.set_xlabel(layers.FAMILIES[family].meaning, fontsize=7)
+    axes.tick_params(labelsize=7)
+
+
+CLAIM = Claim(
+    name="violated-conditions",
+    title="Recovery degrades where a condition is violated, and says so",
+    source=recovering.SECOND_PAPER,
+    prediction=(
+        "A question that the paper leaves open: how recovery degrades as each condition is "
+        "violated. Conjecture: where all conditions hold the six phases find the heads; as one of "
+        "them gets worse the error grows until a phase refuses with a named reason, and no wrong "
+        "layer is called converged. (The values that `conditions` needs were measured on such "
+        "families, with other seeds, so that the first part says no more than that they carry "
+        "over.)"
+    ),
+    rule=(
+        f"Of the noiseless layers that meet all conditions at least {SHARE:.0%} are found, every "
+        f"head within {COARSE:.0%} by the six phases and within {FINE:.1%} after polishing. No "
+        f"layer that is called converged is off by more than {COARSE:.0%} without polishing, or by "
+        f"more than {FINE:.1%} ({NOISY:.0%} with noise in the outputs) with it and by Gauss-Newton "
+        f"steps alone. Every family's worst step has at least {GROWTH:g} times the median error of "
+        "its first, or is refused."
+    ),
+    sizes={
+        "quick": {
+            "family": ["distance", "effective-rank", "projection-independence"],
+            "steps": 3,
+            "dim": 8,
+            "tokens": 3,
+            "scale": 3.0,
+            "sculpt_examples": 20_000,
+            "refine_examples": 2000,
+            "seeds": 1,
+        },
+        "default": {
+            "family": list(layers.FAMILIES),
+            "steps": 4,
+            "dim": 8,
+            "tokens": 3,
+            "scale": 3.0,
+            "sculpt_examples": 50_000,
+            "refine_examples": 2000,
+            "seeds": 2,
+        },
+        "paper": {
+            "family": list(layers.FAMILIES),
+            "steps": 8,
+            "dim": 8,
+            "tokens": 3,
+            "scale": 3.0,
+            "sculpt_examples": 100_000,
+            "refine_examples": 2000,
+            "seeds": 3,
+        },
+    },
+    cells=cells,
+    measure=measure,
+    judge=judge,
+    draw=draw,
+    kind="conjecture",
+)

@@ -1,0 +1,74 @@
+"""How layers stand with the conditions: the parts of rules and figures about them.
+
+A cell has, for every condition, what was measured under its name and, under its name and "holds",
+whether or in which share of layers it holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onelayer.lab.claim import Results
+from onelayer.lab.figures import COLOURS, MARKERS
+from onelayer.layer import AttentionLayer
+from onelayer.recovery.conditions import conditions
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+GROUPS = {
+    "scores spread": ("scale", "largest scale", "norm ratio", "effective rank", "singular gap"),
+    "heads differ": ("distance", "incoherence", "attention independence"),
+    "heads do not cancel": ("hull distance",),
+    "projections can be told apart": (
+        "sum size",
+        "sum conditioning",
+        "projection independence",
+    ),
+}
+# Of some layer: what is needed is the same for all.
+_ASKED = conditions(AttentionLayer.random(heads=2, dim=2))
+# A ratio to 0 says nothing: every layer has singular gaps of at least 0.
+COMPARED = tuple(name for names in GROUPS.values() for name in names if _ASKED[name].needed > 0)
+
+
+def held(results: Results, name: str) -> float:
+    """The share of layers that meet a condition."""
+    return float(np.mean(results.numbers(f"{name} holds")))
+
+
+def needed(name: str) -> float:
+    """What is asked of a layer."""
+    return _ASKED[name].needed
+
+
+def margin(name: str, measured: float) -> float:
+    """How many times better than needed; below 1 the condition fails."""
+    asked = _ASKED[name]
+    better = (measured, asked.needed) if asked.at_least else (asked.needed, measured)
+    return better[0] / better[1] if better[1] > 0 else math.inf
+
+
+def draw(axes: Axes, series: Mapping[str, Results]) -> None:
+    """A row a condition, a colour a series: the median margin, with a line over all of them."""
+    for number, (label, results) in enumerate(series.items()):
+        shift = 0.5 * ((number + 0.5) / len(series) - 0.5)
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        rows = [_margins(results, name) for name in COMPARED]
+        places = np.arange(len(rows)) + shift
+        axes.hlines(places, *zip(*[(r.min(), r.max()) for r in rows], strict=True), color=colour)
+        medians = [float(np.median(row)) for row in rows]
+        axes.plot(medians, places, color=colour, marker=marker, ms=4, ls="", label=label)
+    axes.axvline(1.0, color="black", linestyle=":", linewidth=1, label="needed")
+    axes.set_yticks(range(len(COMPARED)), COMPARED)
+    axes.invert_yaxis()
+    axes.set(xscale="log", xlabel="times better than needed")
+
+
+def _margins(results: Results, name: str) -> np.ndarray[Any, Any]:
+    values = np.concatenate([np.ravel(cell[name]) for cell in results])
+    return np.array([margin(name, float(value)) for value in values])

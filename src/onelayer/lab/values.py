@@ -1,0 +1,67 @@
+"""Values as text, as tables and command lines show them."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from json import dumps, loads
+from typing import Any
+
+_SHORT = 6  # values of a list that is shown whole
+
+
+def typed(value: Any) -> str:
+    """A setting as it is typed: JSON, but text plain unless it would be read as something else."""
+    if isinstance(value, str):
+        try:
+            loads(value)
+        except ValueError:
+            return value
+    return dumps(value)
+
+
+def counted(number: int, of: str) -> str:
+    return f"{number} {of}" if number == 1 else f"{number} {of}s"
+
+
+def seconds(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}"
+
+
+def show(value: Any, digits: int = 4) -> str:
+    """A value in short: of long lists the ends, of lists of lists the shape."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.{digits}g}"
+    if isinstance(value, list | tuple):
+        return _show_list(value)
+    return "none" if value is None else str(value)
+
+
+def _show_list(values: Sequence[Any]) -> str:
+    if any(isinstance(value, list | tuple) for value in values):
+        shape, inner = [], values
+        while isinstance(inner, list | tuple) and inner:
+            shape.append(str(len(inner)))
+            inner = inner[0]
+        return f"{' × '.join(shape)} values"
+    if len(values) <= _SHORT:
+        return f"[{', '.join(map(show, values))}]"
+    first = ", ".join(map(show, values[:3]))
+    return f"[{first}, …, {show(values[-1])}] ({len(values)} values)"
+
+
+def spread(values: Sequence[Any]) -> str:
+    """Median, least and largest of numbers; of everything else how often it occurs."""
+    known = [value for value in values if value is not None]
+    if known and all(isinstance(v, int | float) and not isinstance(v, bool) for v in known):
+        parts = [show(v, digits=3) for v in (statistics.median(known), min(known), max(known))]
+        text = parts[0] if parts[1] == parts[2] else "{} ({} – {})".format(*parts)
+        missing = len(values) - len(known)
+        return f"{text}, {missing} of {len(values)} none" if missing else text
+    found = Counter(map(show, values))
+    if len(found) == 1:
+        return next(iter(found))
+    return ", ".join(f"{text} ({times} of {len(values)})" for text, times in found.items())
