@@ -32,7 +32,13 @@ def falter(number, seed):
 
 
 def immeasurable(number, seed):
-    return {"value": [number, float("inf")]} if number else {}
+    return [{}, {"value": [number, float("inf")]}, {"value": {}}][number]
+
+
+def leave(number, seed):
+    if number == 0:
+        sys.exit(3)
+    raise RuntimeError("no character: \udcff")
 
 
 def die(number, seed):

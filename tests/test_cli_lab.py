@@ -107,7 +107,13 @@ def test_settings_are_changed_with_the_types_of_the_claim():
         (["claims", "run", "--set", "x=1"], "double has no setting 'x', expected one of number"),
         (["claims", "run", "--set", "number=x"], "double: number is 'x', expected a value like 0"),
         (["claims", "run", "--set", "seeds=1,2"], "double: seeds is [1, 2], expected one value"),
-        (["claims", "run", "--set", "seeds=0"], "seeds is 0, expected a whole number of at least"),
+        (
+            ["claims", "run", "--set", "seeds=0"],
+            "seeds is 0, expected a whole number from 1 to 10000",
+        ),
+        (["claims", "run", "--cluster", ""], "no Dask scheduler answers at"),
+        (["report", "-o", "missing/x.html"], "missing is no folder, expected one to write x.html"),
+        (["export", "-o", "missing/x.csv"], "missing is no folder, expected one to write x.csv"),
         (["claims", "run", "--workers", "2", "--cluster", "tcp://x:1"], "expected one of the two"),
         (["claims", "run", "--store", "missing/lab.sqlite"], "cannot be opened: unable to open"),
         (["report"], "there is no file onelayer-lab.sqlite: onelayer claims run makes one"),
@@ -137,6 +143,23 @@ def test_a_report_shows_each_claim_as_it_was_run_last(tmp_path):
     quick = run("report", "--quick", "-o", "table.md")
     assert "falter quick undecided of 4 cells 4 not run" in words(quick.stdout)
     assert "| undecided |" in (tmp_path / "table.md").read_text("utf-8")
+
+
+def test_settings_that_a_claim_no_longer_has_cost_its_own_verdict_only(tmp_path):
+    run("claims", "run", "double")
+    store = Store(tmp_path / "onelayer-lab.sqlite")
+    store.remember_run("falter", "quick", {"gone": 3})
+    result = run("report")
+    assert result.exit_code == 0
+    told = words(result.stdout)
+    assert "falter quick undecided its last run had other settings: falter has no setting" in told
+    assert "double default holds" in told
+
+
+def test_long_errors_are_cut(monkeypatch):
+    monkeypatch.setattr("onelayer.cli.lab._LONG", 20)
+    run("claims", "run", "falter")
+    assert "... or: two is too much" in words(run("claims", "show", "falter").stdout)
 
 
 def test_a_report_of_nothing_is_refused(tmp_path):

@@ -5,6 +5,8 @@ import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import lab_fakes
@@ -76,10 +78,47 @@ def test_a_cell_that_raises_is_kept_with_its_error_and_does_not_stop_others(stor
 
 
 def test_what_is_no_measurement_is_a_failure_that_says_so(store, threads):
-    run([Plan(lab_fakes.claim(lab_fakes.immeasurable, number=[0, 1]), "quick")], store)
-    empty, infinite = (r.error for r in store.records())
+    run([Plan(lab_fakes.claim(lab_fakes.immeasurable, number=[0, 1, 2]), "quick")], store)
+    empty, infinite, named = (r.error for r in store.records())
     assert "TypeError: measured {}, expected a dictionary of values by name" in empty
     assert "ValueError: measured [1, inf] for value, expected finite numbers" in infinite
+    assert "ValueError: measured {} for value, expected finite numbers" in named
+
+
+def test_a_cell_that_leaves_or_cannot_be_spelled_is_a_failure(store, threads):
+    assert run([Plan(lab_fakes.claim(lab_fakes.leave, number=[0, 1]), "quick")], store).failed == 2
+    left, unspelled = (r.error for r in store.records())
+    assert "SystemExit: 3" in left
+    assert "RuntimeError: no character: \\udcff" in unspelled
+
+
+class Broken(lab_fakes.Threads):
+    """A pool of which a process has died since the last look: a cell cannot be submitted."""
+
+    restarts = 0
+
+    def submit(self, measure, parameters, code):
+        if Broken.restarts == 0:
+            raise BrokenProcessPool("a process died")
+        return super().submit(measure, parameters, code)
+
+    def restart(self):
+        Broken.restarts += 1
+
+
+def test_a_process_that_died_while_nobody_looked_costs_nothing(store, monkeypatch):
+    monkeypatch.setattr("onelayer.lab.run.LocalPool", Broken)
+    final = run([Plan(lab_fakes.claim(lab_fakes.double), "quick")], store, workers=2)
+    assert (final.done, final.failed, Broken.restarts) == (4, 0, 1)
+
+
+def test_no_more_processes_than_cells(store, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "onelayer.lab.run.LocalPool", lambda n: asked.append(n) or lab_fakes.Threads(n)
+    )
+    run([Plan(lab_fakes.claim(lab_fakes.double), "quick")], store, workers=1000)
+    assert asked == [4]
 
 
 def test_a_process_that_dies_costs_its_own_cell_only(store):
@@ -237,6 +276,50 @@ def test_failures_on_a_cluster_are_kept_too(cluster, store):
     )
     assert (final.done, final.failed) == (1, 1)
     assert "heads" in next(r.error for r in store.records() if r.status == "failed")
+
+
+def test_a_cluster_that_loses_all_workers_is_told(store, monkeypatch):
+    """The client is the true one's double: it has futures that never end, and no workers."""
+
+    class Deserted(lab_fakes.Threads):
+        def submit(self, measure, parameters, code):
+            return Future()
+
+        def check(self):
+            raise OSError("the cluster has no workers left: what was finished so far is kept")
+
+    monkeypatch.setattr("onelayer.lab.run._HEARTBEAT", 0.01)
+    monkeypatch.setattr("onelayer.lab.run.ClusterPool", lambda address: Deserted(1))
+    with pytest.raises(OSError, match="the cluster has no workers left"):
+        run([Plan(lab_fakes.claim(lab_fakes.double), "quick")], store, cluster="tcp://x:1")
+    assert taken(store) == []
+
+
+def test_a_cluster_is_deserted_after_some_looks(cluster, monkeypatch):
+    with pools.ClusterPool(cluster.scheduler_address) as pool:
+        pool.check()
+        monkeypatch.setattr(pool._client, "nthreads", dict)
+        for _ in range(2):
+            pool.check()
+        with pytest.raises(OSError, match="the cluster has no workers left"):
+            pool.check()
+
+
+def test_a_cell_that_kills_workers_of_a_cluster_is_a_failure_of_its_own(store, monkeypatch):
+    class KilledWorker(Exception):
+        pass
+
+    class Deadly(lab_fakes.Threads):
+        def submit(self, measure, parameters, code):
+            if parameters["number"] != 2:
+                return super().submit(measure, parameters, code)
+            future = Future()
+            future.set_exception(KilledWorker())
+            return future
+
+    monkeypatch.setattr("onelayer.lab.run.ClusterPool", lambda address: Deadly(2))
+    final = run([Plan(lab_fakes.claim(lab_fakes.double), "quick")], store, cluster="tcp://x:1")
+    assert (final.done, final.failed) == (3, 1)
 
 
 def test_a_scheduler_that_does_not_answer_is_told(store, monkeypatch):

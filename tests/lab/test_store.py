@@ -1,6 +1,7 @@
 import os
 import socket
 import sqlite3
+import threading
 import time
 from dataclasses import replace
 
@@ -173,9 +174,39 @@ def test_a_file_cut_short_is_told_and_never_half_read(store):
 
 def test_a_transaction_that_breaks_leaves_nothing(store):
     store.record(record("a"))
-    with pytest.raises(OSError, match="syntax error"), store._writing() as file:
-        file.executescript("DELETE FROM cells; and then")
+
+    def break_off():
+        with store._writing() as file:
+            file.execute("DELETE FROM cells")
+            file.execute("and then")
+
+    with pytest.raises(OSError, match="syntax error"):
+        break_off()
     assert [r.key for r in store.records()] == ["a"]
+
+
+def test_a_file_that_another_program_holds_is_waited_for(store):
+    store.record(record("a"))
+    holder = sqlite3.connect(store.path, isolation_level=None, check_same_thread=False)
+    holder.execute("BEGIN EXCLUSIVE")
+    release = threading.Timer(0.5, holder.execute, ["COMMIT"])
+    release.start()
+    store.record(record("b"))
+    assert [r.key for r in store.records()] == ["a", "b"]
+    release.join()
+    holder.close()
+
+
+def test_a_file_that_is_held_for_too_long_is_told(store, monkeypatch):
+    monkeypatch.setattr(store_module, "_WAIT", 0.2)
+    store.record(record("a"))
+    holder = sqlite3.connect(store.path, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    for call in (store.records, lambda: store.record(record("b"))):
+        with pytest.raises(OSError, match="database is locked"):
+            call()
+    holder.execute("COMMIT")
+    holder.close()
 
 
 def _other_process(number):

@@ -9,16 +9,20 @@ from onelayer.lab.version import code_version
 
 SOURCE = '''
 """A claim."""
+import math as numbers
+from math import sin as wave
 from onelayer.lab.seeds import generator
 from onelayer.lab import learning
 from onelayer.lab.claim import Check, Measured
 
 LEVEL = 3
 RULE = 0.1
+TABLE = {}
+TABLE.update(x=1)
 
 
 def helper(x):
-    return x * LEVEL
+    return x * LEVEL + TABLE["x"] + wave(x) + numbers.pi
 
 
 def measure(x: int, seed: int) -> Measured:
@@ -49,10 +53,14 @@ def digest(tmp_path):
     ("old", "new"),
     [
         ("LEVEL = 3", "LEVEL = 4"),
-        ("x * LEVEL", "x + LEVEL"),
+        ("x * LEVEL +", "x + LEVEL +"),
         ('"noise"', '"inputs"'),
         ("def helper(x):", "def helper(x, y=0):"),
         ("from onelayer.lab.seeds import generator", "from numpy.random import generator"),
+        ("LEVEL = 3", "LEVEL = 3\nLEVEL += 1"),
+        ("TABLE.update(x=1)", "TABLE.update(x=2)"),
+        ("import sin as wave", "import cos as wave"),
+        ("import math as numbers", "import cmath as numbers"),
     ],
 )
 def test_what_changes_a_value_changes_the_version(digest, old, new):

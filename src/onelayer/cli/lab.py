@@ -39,6 +39,7 @@ PaperOption = Annotated[
     bool, typer.Option("--paper", help="The papers' sizes, or large ones: up to hours.")
 ]
 _STORE = Path("onelayer-lab.sqlite")
+_LONG = 3000  # characters of an error that are shown
 _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 
 
@@ -191,8 +192,12 @@ def report(
         onelayer report -o docs/results.md --figures figures/
     """
     with _plain_errors():
-        if output.suffix not in (".html", ".md"):
+        suffix = output.suffix.lower()
+        if suffix not in (".html", ".md"):
             raise ValueError(f"{output} ends in {output.suffix!r}, expected .html or .md")
+        _check_folder(output)
+        if figures_folder is not None:
+            figures_folder.mkdir(parents=True, exist_ok=True)
         chosen = Store(store)
         known = list(registry.known().values())
         if quick or paper:
@@ -203,7 +208,7 @@ def report(
             raise ValueError(f"{store} holds no claims: onelayer claims run measures some")
         text = (
             reporting.markdown(entries)
-            if output.suffix == ".md"
+            if suffix == ".md"
             else reporting.page(entries, outcomes.about(chosen))
         )
         write_whole(output, text.encode())
@@ -229,6 +234,7 @@ def export(
         onelayer export noise -o noise.parquet
     """
     with _plain_errors():
+        _check_folder(output)
         wanted = {claim.name for claim in registry.named(names or [])}
         records = [r for r in Store(store).records() if r.claim in wanted or not names]
         exporting.write([vars(record) for record in records], output)
@@ -243,6 +249,12 @@ def _plain_errors() -> Iterator[None]:
         yield
     except (ValueError, TypeError, OSError, ImportError) as error:
         fail(str(error))
+
+
+def _check_folder(output: Path) -> None:
+    """Before the work rather than after it."""
+    if not output.parent.is_dir():
+        raise ValueError(f"{output.parent} is no folder, expected one to write {output.name} to")
 
 
 def _size(quick: bool, paper: bool) -> Size:
@@ -321,13 +333,13 @@ def _print_verdict(entry: reporting.Entry) -> None:
     out.print(table)
     errors = [cell for cell in entry.cells if cell.status == "failed"]
     for cell in errors[:3]:
-        out.print(Text(f"Failed at {dict(cell.parameters)}:\n{cell.error}", style="red"))
+        told = cell.error if len(cell.error) <= _LONG else f"... {cell.error[-_LONG:]}"
+        out.print(Text(f"Failed at {dict(cell.parameters)}:\n{told}", style="red"))
     if len(errors) > 3:
         out.print(f"and {len(errors) - 3} more that failed")
 
 
 def _write_figures(entries: Sequence[reporting.Entry], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     for entry in entries:
         if entry.verdict.checks:
             for kind in figures.FORMATS:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # drawing is optional
 Size = Literal["quick", "default", "paper"]
 SIZES: tuple[Size, ...] = ("quick", "default", "paper")
 
+_SEEDS = 10_000  # of a claim, at the most
+
 Value = bool | int | float | str | None
 Settings = Mapping[str, Value | Sequence[Value]]
 Parameters = Mapping[str, Value]  # of one cell, "seed" among them
@@ -170,8 +172,8 @@ def grid(settings: Settings) -> list[dict[str, Value]]:
 
 
 def _count(seeds: Any) -> int:
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
-        raise ValueError(f"seeds is {seeds!r}, expected a whole number of at least 1")
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= _SEEDS:
+        raise ValueError(f"seeds is {seeds!r}, expected a whole number from 1 to {_SEEDS}")
     return seeds
 
 
@@ -186,6 +188,7 @@ def _like(value: Any, known: Any, name: str) -> Any:
         raise ValueError(f"{name} is {value!r}, expected one value")
     if isinstance(known, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if known is not None and type(value) is not type(known):
+    wrong = known is not None and type(value) is not type(known)
+    if wrong or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{name} is {value!r}, expected a value like {known!r}")
     return value

@@ -43,7 +43,7 @@ h2 { font-size: 1.35rem; margin: 0 0 0.5rem; }
 h3 { font-size: 1rem; margin: 1.5rem 0 0.25rem; }
 p { margin: 0.5rem 0; }
 p, pre, dl, figure { max-width: 46rem; }
-sub, sup { font-size: 0.75em; line-height: 0; }
+sub, sup { font-size: 0.75em; line-height: 0; white-space: nowrap; }
 a { color: var(--link); text-underline-offset: 0.15em; }
 :focus-visible { outline: 3px solid var(--link); outline-offset: 2px; border-radius: 2px; }
 section { border-top: 1px solid var(--line); margin-top: 3rem; padding-top: 1.75rem; }

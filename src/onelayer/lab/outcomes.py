@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from onelayer.lab.claim import Claim, Parameters, Result, Results
+from onelayer.lab.claim import Claim, Parameters, Result, Results, Verdict
 from onelayer.lab.report import Cell, Entry
 from onelayer.lab.run import Plan
 from onelayer.lab.store import Record, Store, now
@@ -37,7 +37,11 @@ def about(store: Store) -> dict[str, str]:
 
 
 def _entry(plan: Plan, records: dict[str, Record]) -> Entry:
-    cells = [_cell(cell.parameters, records.get(cell.key)) for cell in plan.cells]
+    try:
+        cells = [_cell(cell.parameters, records.get(cell.key)) for cell in plan.cells]
+    except (ValueError, KeyError) as error:  # settings that an earlier version of the claim had
+        unknown = Verdict("undecided", why=f"its last run had other settings: {error}")
+        return Entry(plan.claim, plan.size, dict(plan.changes), (), unknown, Results())
     results = Results(
         tuple(Result(c.parameters, c.measured, c.seconds) for c in cells if c.status == "done")
     )

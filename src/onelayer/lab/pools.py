@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import platform
 import signal
@@ -22,6 +22,7 @@ from onelayer.lab.version import code_version
 
 Measure = Callable[..., Measured]
 
+_PATIENCE = 2  # looks at a cluster without workers: some are started again
 _WATCH = 0.5  # seconds between two looks at whether the parent is alive
 
 
@@ -51,6 +52,9 @@ class Pool(Protocol):
     def restart(self) -> None:
         """Make the pool whole after a process of it has died."""
 
+    def check(self) -> None:
+        """Raise where nothing more is to be expected of the pool."""
+
 
 class LocalPool:
     """Processes of this machine. They end with the context, whatever they are at."""
@@ -79,6 +83,9 @@ class LocalPool:
             self.places, initializer=_prepare, initargs=(os.getpid(),)
         )
 
+    def check(self) -> None:
+        """Nothing: processes that die are told by the futures."""
+
 
 class ClusterPool:
     """The workers of a Dask cluster, by the address of its scheduler."""
@@ -93,12 +100,13 @@ class ClusterPool:
             ) from error
         try:
             self._client = Client(address, timeout=10)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise OSError(f"no Dask scheduler answers at {address}: {error}") from error
         self.places = sum(self._client.nthreads().values())
         if self.places == 0:
             self._client.close()
             raise OSError(f"the Dask cluster at {address} has no workers, expected at least one")
+        self._deserted = 0  # looks in a row at which there was no worker
         self._executor: Executor = self._client.get_executor(pure=False)
 
     def __enter__(self) -> Self:
@@ -113,6 +121,12 @@ class ClusterPool:
 
     def restart(self) -> None:
         """Nothing: the scheduler sees to its workers."""
+
+    def check(self) -> None:
+        """Raise if there have been no workers at this look and the two before it."""
+        self._deserted = 0 if self._client.nthreads() else self._deserted + 1
+        if self._deserted > _PATIENCE:
+            raise OSError("the cluster has no workers left: what was finished so far is kept")
 
 
 def measured(measure: Measure, parameters: Parameters, code: str) -> Outcome:
@@ -131,8 +145,8 @@ def measured(measure: Measure, parameters: Parameters, code: str) -> Outcome:
     try:
         with arrays.calm_threads(0):
             values, error = _checked(measure(**parameters)), ""
-    except Exception:
-        values, error = {}, traceback.format_exc()
+    except (Exception, SystemExit):
+        values, error = {}, _encodable(traceback.format_exc())
     seconds = time.perf_counter() - started
     return Outcome("failed" if error else "done", values, error, seconds, machine())
 
@@ -149,12 +163,23 @@ def _checked(values: Any) -> dict[str, Any]:
     if not isinstance(values, Mapping) or not values:
         raise TypeError(f"measured {values!r}, expected a dictionary of values by name")
     for name, value in values.items():
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
+        if not _is_plain(value):
             expected = "expected finite numbers, text, None or lists of them"
-            raise type(error)(f"measured {value!r} for {name}, {expected}") from error
+            raise ValueError(f"measured {value!r} for {name}, {expected}")
     return dict(values)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool | int | str)
+
+
+def _encodable(text: str) -> str:
+    """Text that can be stored: names of files may hold what is no character."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _prepare(parent: int) -> None:

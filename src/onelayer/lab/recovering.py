@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from onelayer import inputs
 from onelayer.lab.claim import Settings, Value, grid
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SECOND_PAPER = "arXiv 2402.04084"
 SCALE = 3.0  # standard deviation of the scores, in the middle of where the six phases work
@@ -50,16 +53,16 @@ def instance(
     heads: int, dim: int, tokens: int, examples: int, seed: int, kind: str = "boolean"
 ) -> tuple[AttentionLayer, Array, Array]:
     """A random layer, inputs of a kind, and its outputs for them."""
-    scale = SCALE * token_size(kind, dim)
+    scale = SCALE * score_factor(kind, dim)
     layer = AttentionLayer.random(heads, dim, scale, seed=generator(seed, "layer"))
     X = getattr(inputs, kind)(examples, tokens, dim, generator(seed, "inputs"))
     return layer, X, layer(X)
 
 
-def token_size(kind: str, dim: int) -> float:
-    """What attention matrices are multiplied by to give scores of one size on inputs of any kind.
+def score_factor(kind: str, dim: int) -> float:
+    """What makes scores as large on inputs of this kind as on Boolean ones.
 
-    Tokens of the unit sphere are shorter than others by a factor √d, scores smaller by d.
+    Tokens on the unit sphere are shorter by a factor √d, so that scores are smaller by d.
     """
     return float(dim) if kind == "sphere" else 1.0
 
@@ -89,6 +92,12 @@ def growing(first: float, step: float, largest: float) -> Iterator[int]:
     while math.ceil(size) <= largest:
         yield math.ceil(size)
         size *= step
+
+
+def tick_examples(axes: Axes, examples: Sequence[int]) -> None:
+    """Ticks at the numbers of examples that were measured."""
+    axes.set_xticks(examples, [f"{n // 1000}k" if n >= 10_000 else str(n) for n in examples])
+    axes.set_xticks([], minor=True)
 
 
 def worst_head(estimate: AttentionLayer, layer: AttentionLayer) -> float:

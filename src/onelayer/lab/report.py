@@ -155,7 +155,7 @@ def _counts(entries: Sequence[Entry], anchors: Sequence[str]) -> Markup:
     parts = [element("p", None, element("strong", None, told))]
     for outcome, text in (("fails", "did not hold"), ("undecided", "are undecided")):
         items = [
-            element("li", None, _link(entry, anchor), _reason(entry))
+            element("li", None, _link(entry, anchor), _conjectured(entry.claim), _reason(entry))
             for entry, anchor in zip(entries, anchors, strict=True)
             if entry.verdict.outcome == outcome
         ]
@@ -195,7 +195,7 @@ def _overview_row(entry: Entry, anchor: str) -> Markup:
     cells = str(done) if done == len(entry.cells) else f"{done} of {len(entry.cells)}"
     size = f"{entry.size}, changed" if entry.changes else entry.size
     contents: list[tuple[str, str, dict[str, str]]] = [
-        ("Paper", _paper(entry), {}),
+        ("Paper", entry.claim.source + _conjectured(entry.claim), {}),
         ("Prediction", typeset(entry.claim.prediction), {}),
         ("Measured", element("ul", None, *findings), {}),
         ("Verdict", _verdict(outcome), {"data-value": str(list(_OUTCOMES).index(outcome))}),
@@ -214,10 +214,9 @@ def _overview_row(entry: Entry, anchor: str) -> Markup:
     )
 
 
-def _paper(entry: Entry) -> str:
-    """Where it comes from: a conjecture is about a question that the paper leaves open."""
-    claim = entry.claim
-    return claim.source if claim.kind == "claim" else f"{claim.source} (our conjecture)"
+def _conjectured(claim: Claim) -> str:
+    """What is to be said of a claim that is not the paper's own."""
+    return " (our conjecture)" if claim.kind == "conjecture" else ""
 
 
 def _verdict(outcome: Outcome) -> Markup:

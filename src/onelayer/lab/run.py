@@ -21,6 +21,7 @@ _DIED = (
     "The process that measured this cell died: it was killed, crashed, or the machine ran out of "
     "memory."
 )
+_DEATH = Outcome("failed", {}, _DIED, 0.0, machine())
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,15 @@ def run(
     left = [cell for cell in cells if cell.key not in status]
     if left:
         try:
-            with ClusterPool(cluster) if cluster else LocalPool(workers) as pool:
+            with _pool(workers, cluster, len(left)) as pool:
                 _Session(store, pool, tally, deque(left)).measure()
         finally:
             store.give_back()
     return tally.progress
+
+
+def _pool(workers: int, cluster: str | None, cells: int) -> Pool:
+    return LocalPool(min(workers, cells)) if cluster is None else ClusterPool(cluster)
 
 
 class _Tally:
@@ -113,8 +118,8 @@ class _Tally:
 class _Session:
     """The cells that are left, those at work, and the pool that they are at work in.
 
-    When a process dies, all cells at work are lost with it. They become suspects, measured one at a
-    time, so that when a process dies again it is known which cell is to blame.
+    When a process of this machine dies, all cells at work are lost with it. They become suspects,
+    measured one at a time, so that when a process dies again it is known which cell is to blame.
     """
 
     store: Store
@@ -122,6 +127,7 @@ class _Session:
     tally: _Tally
     left: deque[Cell]
     suspects: deque[Cell] = field(default_factory=deque)
+    suspected: set[str] = field(default_factory=set)  # the keys of all that ever were
     running: dict[Future[Outcome], Cell] = field(default_factory=dict)
 
     def measure(self) -> None:
@@ -151,37 +157,43 @@ class _Session:
                 self.tally.add(status, claim=cell.claim.name)
 
     def _submit(self, cell: Cell) -> None:
-        self.running[self.pool.submit(cell.claim.measure, cell.parameters, cell.code)] = cell
+        try:
+            future = self.pool.submit(cell.claim.measure, cell.parameters, cell.code)
+        except BrokenProcessPool:  # a process died since the last look; this cell never started
+            self.left.appendleft(cell)
+            self._survive()
+        else:
+            self.running[future] = cell
 
     def _collect(self) -> None:
         """Wait for a cell, or until it is time for a sign of life; keep what came of it."""
         finished, _ = wait(self.running, timeout=_HEARTBEAT, return_when=FIRST_COMPLETED)
         self.store.still_here()
+        if not finished:
+            self.pool.check()
         if any(future.cancelled() for future in finished):
             raise OSError("the cluster is gone: what was finished so far is kept")
-        lost = [future for future in finished if _died(future.exception())]
-        for future in finished.difference(lost):
-            self._keep(self.running.pop(future), future.result())
-        if lost:
+        broken = {f for f in finished if isinstance(f.exception(), BrokenProcessPool)}
+        for future in finished - broken:
+            cell = self.running.pop(future)
+            given_up = type(future.exception()).__name__ == "KilledWorker"  # by Dask, after tries
+            self._keep(cell, _DEATH if given_up else future.result())
+        if broken:
             self._survive()
 
     def _survive(self) -> None:
-        """Go on after a process has died."""
-        cells = list(self.running.values())
+        """Go on after a process of this machine has died."""
+        for cell in self.running.values():
+            if cell.key in self.suspected:
+                self._keep(cell, _DEATH)
+            else:
+                self.suspects.append(cell)
+                self.suspected.add(cell.key)
         self.running.clear()
         self.pool.restart()
-        if len(cells) == 1:
-            self._keep(cells[0], Outcome("failed", {}, _DIED, 0.0, machine()))
-        else:
-            self.suspects.extend(cells)
 
     def _keep(self, cell: Cell, outcome: Outcome) -> None:
         identity = (cell.key, cell.claim.name, cell.parameters, cell.code)
         found = (outcome.status, outcome.measured, outcome.error, outcome.seconds)
         self.store.record(Record(*identity, *found, now(), outcome.machine))
         self.tally.add(outcome.status, claim=cell.claim.name)
-
-
-def _died(error: BaseException | None) -> bool:
-    """Whether a process was lost: here, or so often that Dask gave a cell up."""
-    return isinstance(error, BrokenProcessPool) or type(error).__name__ == "KilledWorker"

@@ -28,7 +28,8 @@ from typing import Any, Literal
 from onelayer.lab.claim import Measured, Parameters, Settings, Size
 
 SILENCE = 120.0  # seconds after which a process that says nothing has lost what it took
-_WAIT = 60.0  # seconds that a transaction waits for others
+_WAIT = 600.0  # seconds that a transaction waits for others
+_GLANCE = 0.1  # of these at a time in SQLite itself, which is deaf to Ctrl-C
 _APPLICATION = 0x6F6E656C  # "onel": what SQLite keeps to tell one program's files from another's
 _SCHEMA = 1
 _TABLES = """
@@ -161,23 +162,25 @@ class Store:
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction."""
         with self._open(f"{self.path.resolve().as_uri()}?mode=rwc") as file:
-            file.execute("BEGIN IMMEDIATE")
+            _patiently(file, "BEGIN IMMEDIATE")
             _check(file, self.path, create=True)
             yield file
-            file.execute("COMMIT")
+            _patiently(file, "COMMIT")
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         if not self.path.exists():
             raise FileNotFoundError(f"there is no file {self.path}: onelayer claims run makes one")
         with self._open(f"{self.path.resolve().as_uri()}?mode=rw") as file:
+            file.execute("BEGIN")
+            _patiently(file, "SELECT count(*) FROM sqlite_master")  # from here on nobody writes
             _check(file, self.path, create=False)
             yield file
 
     @contextmanager
     def _open(self, address: str) -> Iterator[sqlite3.Connection]:
         try:
-            file = sqlite3.connect(address, timeout=_WAIT, isolation_level=None, uri=True)
+            file = sqlite3.connect(address, timeout=_GLANCE, isolation_level=None, uri=True)
         except sqlite3.OperationalError as error:
             raise OSError(f"{self.path} cannot be opened: {error}") from error
         try:
@@ -186,6 +189,18 @@ class Store:
             raise OSError(f"{self.path}: {error}") from error
         finally:
             file.close()  # an unfinished transaction is rolled back
+
+
+def _patiently(file: sqlite3.Connection, statement: str) -> None:
+    """Execute a statement as soon as others leave the file free."""
+    deadline = time.monotonic() + _WAIT
+    while True:
+        try:
+            file.execute(statement)
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
 
 
 def _check(file: sqlite3.Connection, path: Path, create: bool) -> None:

@@ -3,7 +3,8 @@
 That is the numerics of the package, what the claim's `measure` reaches in its own file, and the
 files of the lab that this in turn imports. Rules, figures, comments, docstrings and annotations are
 no part of it, so that a better figure does not cost a new measurement. It is the package's own code
-alone: a new version of numpy or of Python is no new version of it.
+alone: a new version of numpy is no new version of it. (Another version of Python may be, where it
+reads the same code differently.)
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ast
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -49,7 +51,8 @@ def _reached(path: Path, name: str) -> Iterator[str]:
     while waiting:
         found = waiting.pop()
         if found in imported:
-            files |= _with_imports(imported[found])
+            yield imported[found].statement
+            files |= _with_imports(imported[found].file)
         for node in definitions.get(found, []):
             yield ast.dump(node)
             used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
@@ -60,44 +63,66 @@ def _reached(path: Path, name: str) -> Iterator[str]:
 
 
 def _definitions(path: Path) -> dict[str, list[ast.stmt]]:
-    """The statements of a file that define a name, by the name."""
+    """The statements of a file that may give a name its value, by the name."""
     found: dict[str, list[ast.stmt]] = {}
     for node in _tree(path).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.setdefault(node.name, []).append(node)
-        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for part in (part for target in targets for part in ast.walk(target)):
-                if isinstance(part, ast.Name):
-                    found.setdefault(part.id, []).append(node)
+        for name in _given(node):
+            found.setdefault(name, []).append(node)
     return found
 
 
-def _imported(path: Path) -> dict[str, Path]:
-    """The names that a file imports from the lab, each with the file that it comes from."""
+def _given(node: ast.stmt) -> set[str]:
+    """The names that a statement defines or, where that is not plain to see, mentions."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    parts: list[ast.AST] = [node]
+    if isinstance(node, ast.Assign):
+        parts = [*node.targets]
+    elif isinstance(node, ast.AnnAssign):
+        parts = [node.target]
+    return {n.id for part in parts for n in ast.walk(part) if isinstance(n, ast.Name)}
+
+
+@dataclass(frozen=True)
+class _Import:
+    """Where a name comes from, in words and, if it is of the lab, as a file."""
+
+    statement: str
+    file: Path | None
+
+
+def _imported(path: Path) -> dict[str, _Import]:
+    """The names that a file imports."""
     found = {}
     for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_LAB):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                bound = name.asname or name.name.partition(".")[0]
+                found[bound] = _Import(f"import {name.name} as {bound}", _file(name.name))
+        elif isinstance(node, ast.ImportFrom):
             for name in node.names:
                 file = _file(f"{node.module}.{name.name}") or _file(str(node.module))
-                if file is not None:
-                    found[name.asname or name.name] = file
+                bound = name.asname or name.name
+                found[bound] = _Import(f"from {node.module} import {name.name} as {bound}", file)
     return found
 
 
-def _with_imports(path: Path) -> set[Path]:
+def _with_imports(path: Path | None) -> set[Path]:
     """A file of the lab with all files of the lab that it needs."""
     found: set[Path] = set()
     waiting = [path]
     while waiting:
         file = waiting.pop()
-        if file not in found:
+        if file is not None and file not in found:
             found.add(file)
-            waiting += _imported(file).values()
+            waiting += [name.file for name in _imported(file).values()]
     return found
 
 
 def _file(module: str) -> Path | None:
+    """The file of a module of the lab; what else there is in the package counts in any case."""
+    if not module.startswith(_LAB):
+        return None
     path = _PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
     return path if path.is_file() else None
 
