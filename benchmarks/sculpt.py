@@ -33,11 +33,9 @@ from rich.console import Console
 from rich.table import Table
 
 import onelayer as ol
-from onelayer.recovery import methods, phases, span
-from onelayer.recovery.trace import Log
+from onelayer.lab.recovering import CLAIMED, NEAR, score_factor, worst_head
+from onelayer.lab.watching import watched
 
-SUCCESS = 0.05  # the error of every head without polishing
-CLAIMED = 0.1  # what is said to have converged should be no worse than this
 Size = tuple[int, int, int, int]
 SIZES: list[Size] = [
     (1, 8, 3, 100_000),
@@ -86,7 +84,7 @@ class Attempt:
 
     @property
     def succeeded(self) -> bool:
-        return self.error <= SUCCESS
+        return self.error <= NEAR
 
 
 def main() -> None:
@@ -151,9 +149,9 @@ def tell(text: str) -> None:
 def instance(
     size: Size, seed: int, options: argparse.Namespace
 ) -> tuple[ol.AttentionLayer, np.ndarray, np.ndarray]:
-    """A random layer, inputs and outputs; on the unit sphere scores are smaller by a factor d."""
+    """A random layer, inputs and outputs."""
     m, d, k, n = size
-    scale = options.scale * (d if options.inputs == "sphere" else 1)
+    scale = options.scale * score_factor(options.inputs, d)
     layer = ol.AttentionLayer.random(heads=m, dim=d, scale=scale, seed=seed)
     X = getattr(ol.inputs, options.inputs)(n, k, d, seed=1000 + seed)
     return layer, X, layer(X)
@@ -206,9 +204,11 @@ def stages(size: Size, seed: int, options: argparse.Namespace) -> dict[str, Stag
     taken = [row for row in found.trace if row.stage.startswith("phase")]
     run: dict[str, Stage] = {}
     before = 0.0
-    for row, stage in zip(taken, watched(X, Y, layer, seed), strict=True):
-        timed = replace(stage, seconds=row.seconds - before)
-        run[stage.name], before = timed.after(run.get(stage.name)), row.seconds
+    for row, phase in zip(taken, watched(X, Y, layer, seed), strict=True):
+        seconds, before = row.seconds - before, row.seconds
+        errors = phase.measured, phase.true
+        stage = Stage(phase.name, phase.examples, seconds, *errors, phase.refusal)
+        run[phase.name] = stage.after(run.get(phase.name))
     if found.trace[-1].stage == "polish":
         polishing = found.seconds - taken[-1].seconds
         run["7 polished"] = last_stage("7 polished", found, layer, polishing)
@@ -223,78 +223,12 @@ def last_stage(name: str, found: ol.Recovery, layer: ol.AttentionLayer, seconds:
     return Stage(name, count, seconds, found.relative_error, worst_head(found.layer, layer), ended)
 
 
-def worst_head(estimate: ol.AttentionLayer, layer: ol.AttentionLayer) -> float:
-    """The relative error of the matrix, attention or projection, that is farthest off."""
-    match = estimate.distance(layer)
-    return float(max(match.attention.max(), match.projection.max()))
-
-
-def watched(X: np.ndarray, Y: np.ndarray, layer: ol.AttentionLayer, seed: int) -> list[Stage]:
-    """The phases once more, watched: a trace has no estimates to compare with the layer."""
-    task = methods.Task(
-        X=X,
-        Y=Y,
-        mask=None,
-        heads=layer.heads,
-        rank=None,
-        bias=False,
-        causal=False,
-        tol=1e-12,
-        device=None,
-        restarts=0,
-        polish=False,
-    )
-    seen: list[tuple[str, float, str]] = []
-
-    def watch(name: str, state: phases.State) -> None:
-        name = name.removeprefix("phase ").replace(":", "")
-        ended = "" if state.refusal is None else state.refusal.name.lower()
-        seen.append((name, true_error(name, state, layer), ended))
-
-    log = Log(max_steps=100, max_seconds=None)
-    state, _ = methods.begin(task, log, np.random.default_rng(seed))
-    phases.run(state, log, watch)
-    return [
-        Stage(name, row.examples, 0.0, row.error, true, ended)
-        for row, (name, true, ended) in zip(log.rows, seen, strict=True)
-    ]
-
-
-def true_error(name: str, state: phases.State, layer: ol.AttentionLayer) -> float:
-    """The relative error of what a phase estimated; infinite where it refused."""
-    if state.refusal is not None:
-        return math.inf
-    if name[0] in "13":
-        return sum_error(state, layer)
-    if name[0] in "245":
-        return space_error(state, layer)
-    fit = state.found.fit
-    return worst_head(state.fitted.layer(fit.stacked, fit.weights), layer)
-
-
-def sum_error(state: phases.State, layer: ol.AttentionLayer) -> float:
-    """Of W = Σ W_i; the phases' tokens are X A and their outputs Y / s, so that W = A W' s."""
-    examples, total = state.examples, layer.projection.sum(axis=0)
-    estimate = examples.whitening @ state.sum.projection_sum * examples.output_scale
-    return float(np.linalg.norm(estimate - total) / np.linalg.norm(total))
-
-
-def space_error(state: phases.State, layer: ol.AttentionLayer) -> float:
-    """The distance of the farthest head from the space, in the phases' units Θ' = A⁻¹ Θ A⁻¹."""
-    space = span.extract(state.sculpture, layer.heads)
-    inverse = np.linalg.inv(state.examples.whitening)
-    heads = (inverse @ layer.attention @ inverse).reshape(layer.heads, -1)
-    apart = heads - space.centre
-    apart -= (apart @ space.basis.T) @ space.basis
-    return float(np.max(np.linalg.norm(apart, axis=1) / np.linalg.norm(heads, axis=1)))
-
-
 # How many examples it takes
 
 
 def successes(options: argparse.Namespace) -> Table:
     """Success of every instance at some shares of its examples."""
-    title = f"Heads within {SUCCESS:.0%} without polishing, of {options.seeds} seeds, by share of n"
+    title = f"Heads within {NEAR:.0%} without polishing, of {options.seeds} seeds, by share of n"
     table = Table(title=title)
     table.add_column("m, d, k, n", justify="right")
     for factor in options.factors:

@@ -29,7 +29,7 @@ def test_a_claim_says_what_it_is_about(claim):
     assert 10 < len(claim.title) < 100
     for text in (claim.prediction, claim.rule):
         assert len(text) > 60
-        assert text.endswith(".")
+        assert text.endswith((".", ".)"))
     assert re.search(r"\d", claim.rule), "a rule has a number in it"
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from onelayer import inputs
-from onelayer.lab.claim import Settings, Value, grid
+from onelayer.lab.claim import Check, Measured, Results, Settings, Value, grid
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
+from onelayer.recovery.recover import Recovery
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,6 +93,22 @@ def growing(first: float, step: float, largest: float) -> Iterator[int]:
     while math.ceil(size) <= largest:
         yield math.ceil(size)
         size *= step
+
+
+def ended(found: Recovery, layer: AttentionLayer) -> Measured:
+    """How far off the worst head is, and what the result says of itself."""
+    return {
+        "error": worst_head(found.layer, layer),
+        "converged": found.converged,
+        "reason": found.reason.name.lower(),
+    }
+
+
+def no_wrong_claims(results: Results) -> Check:
+    """Whether all that is said to be right is, of cells that say how they `ended`."""
+    wrong = sum(cell["converged"] and cell["error"] > CLAIMED for cell in results)
+    statement = f"no result that is said to be right is off by more than {CLAIMED:.0%}"
+    return Check(statement, f"{wrong} of {len(results)}", wrong == 0)
 
 
 def tick_examples(axes: Axes, examples: Sequence[int]) -> None:

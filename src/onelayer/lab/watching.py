@@ -57,13 +57,13 @@ def watched(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[Watched]:
     seen: list[Watched] = []
 
     def watch(name: str, state: phases.State) -> None:
-        row = log.rows[-1]
+        name, row = name.removeprefix("phase ").replace(":", ""), log.rows[-1]
         seen.append(
             Watched(
-                name=name.removeprefix("phase ").replace(":", ""),
+                name=name,
                 examples=row.examples,
                 measured=row.error,
-                true=_true_error(name, state, layer),
+                true=_true_error(int(name[0]), state, layer),
                 refusal="" if state.refusal is None else state.refusal.name.lower(),
                 heads=_heads(state),
             )
@@ -74,14 +74,13 @@ def watched(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[Watched]:
     return seen
 
 
-def _true_error(name: str, state: phases.State, layer: AttentionLayer) -> float:
+def _true_error(phase: int, state: phases.State, layer: AttentionLayer) -> float:
     """The relative error of what a phase estimated; infinite where it refused."""
     if state.refusal is not None:
         return math.inf
-    number = int(name.removeprefix("phase ")[0])
-    if number in (1, 3):
+    if phase in (1, 3):
         return _sum_error(state, layer)
-    if number in (2, 4, 5):
+    if phase in (2, 4, 5):
         return _space_error(state, layer)
     heads = _heads(state)
     assert heads is not None

@@ -25,9 +25,10 @@ def hard_instance(parity: int = 3, dim: int = 12, strength: float = 20.0) -> Att
     t_{s-1-j} = -t_j, whose signs (-1)^j agree: coordinate 1 stands in for a constant.
 
     Parities of s of d bits need of order d^s statistical queries, so the cost of learning by such
-    queries is exponential in the number of heads (arXiv 2402.04084). `recover` gives up on them and
-    says so: `sculpt` at once, since a single output shows no agreement of heads; `refine` when its
-    budget is spent, for 3 of 8 bits near a fit of the examples but not near the heads.
+    queries is exponential in the number of heads (arXiv 2402.04084). `sculpt` refuses them at once,
+    since a single output shows no agreement of heads; `refine` needs ever more examples as bits are
+    added, and gives up when its budget is spent. Small parities it may learn, with other heads:
+    where softmax is a maximum, many attend to the same tokens. (The claim `hard-instances`.)
 
     >>> layer = hard_instance(parity=3, dim=5)
     >>> X = np.array([[[1.0, 1, -1, 1, 1], [-1, 1, -1, -1, 1]]])

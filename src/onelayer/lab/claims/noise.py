@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from onelayer.lab import figures, recovering
 from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
-from onelayer.lab.recovering import CLAIMED, NEAR, Method, worst_head
+from onelayer.lab.recovering import CLAIMED, NEAR, Method
 from onelayer.lab.seeds import generator
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.recover import recover
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 IN_NOISE, IN_EXAMPLES = 1.0, -0.5  # predicted exponents of the error
 TOLERANCE = 0.1  # of an exponent
+# Of searches that end there. Four tests look for more than noise in the residuals of a fit, and
+# each is wrong about 1 % of the right fits.
+AT_THE_FLOOR = 0.9
 SURVIVED = 0.01  # the noise up to which the six phases find heads
-OPTIONS: dict[str, dict[str, Any]] = {"refine": {"max_steps": 500}, "sculpt": {"polish": False}}
+MAX_STEPS = 500  # a search that recognises noise takes about 200
 
 
 def measure(
@@ -30,12 +34,8 @@ def measure(
     spread = noise * float(np.sqrt(np.mean(Y**2)))
     noisy = Y + spread * generator(seed, "noise").standard_normal(Y.shape)
     search = generator(seed, "search")
-    found = recover(X, noisy, heads, method=method, seed=search, **OPTIONS[method])
-    return {
-        "error": worst_head(found.layer, layer),
-        "converged": found.converged,
-        "reason": found.reason.name.lower(),
-    }
+    found = recover(X, noisy, heads, method=method, seed=search, max_steps=MAX_STEPS, polish=False)
+    return recovering.ended(found, layer)
 
 
 def judge(results: Results) -> list[Check]:
@@ -49,25 +49,20 @@ def judge(results: Results) -> list[Check]:
     low = {noise: median(part) for noise, part in sculpt.by("noise") if noise <= SURVIVED}
     if not low:
         raise CannotJudge(f"the six phases were not tried with noise of {SURVIVED:g} or less")
-    wrong = sum(cell["converged"] and cell["error"] > CLAIMED for cell in results)
     return [
         exponent_check("the noise", IN_NOISE, in_noise),
         exponent_check("the examples", IN_EXAMPLES, in_examples),
         Check(
-            f"Gauss-Newton steps always end with {floor}",
+            f"at least {AT_THE_FLOOR:.0%} of Gauss-Newton searches end with {floor}",
             f"{known} of {len(refine)}",
-            known == len(refine),
+            known >= AT_THE_FLOOR * len(refine),
         ),
         Check(
             f"the six phases find heads within {NEAR:.0%} up to noise of {SURVIVED:.0%}",
             ", ".join(f"{noise:g}: {error:.2%}" for noise, error in low.items()),
             max(low.values()) <= NEAR,
         ),
-        Check(
-            f"no result that is said to be right is off by more than {CLAIMED:.0%}",
-            f"{wrong} of {len(results)}",
-            wrong == 0,
-        ),
+        recovering.no_wrong_claims(results),
     ]
 
 
@@ -93,7 +88,7 @@ def draw(results: Results, figure: Figure) -> None:
     by_noise, by_examples = figure.subplots(1, 2, sharey=True)
     refine = results.where(method="refine")
     for number, (examples, part) in enumerate(refine.by("examples")):
-        label = f"Gauss-Newton, $n={examples:,}$"
+        label = f"$n={examples:,}$"
         figures.curve(by_noise, part, "noise", "error", label, number)
     for number, (examples, part) in enumerate(results.where(method="sculpt").by("examples")):
         label = f"six phases, $n={examples:,}$"
@@ -102,14 +97,18 @@ def draw(results: Results, figure: Figure) -> None:
     for number, (noise, part) in enumerate(refine.by("noise")):
         figures.curve(by_examples, part, "examples", "error", f"noise {noise:g}", number)
     draw_power(by_examples, refine.where(noise=refine.of("noise")[0]), "examples", IN_EXAMPLES)
-    by_noise.set(xscale="log", yscale="log", xlabel="noise / outputs")
+    by_noise.set(
+        xscale="log", yscale="log", xlabel="noise / outputs", title="Gauss-Newton steps, six phases"
+    )
     by_noise.set_ylabel("error of the worst head")
-    by_examples.set(xscale="log", xlabel="examples $n$")
-    by_noise.legend()
-    by_examples.legend()
+    by_examples.set(xscale="log", xlabel="examples $n$", title="Gauss-Newton steps")
+    recovering.tick_examples(by_examples, refine.of("examples"))
+    by_noise.set_ylim(top=100 * results.numbers("error").max())  # room for the legend
+    by_noise.legend(loc="upper left", ncols=2)
+    by_examples.legend(loc="upper center", ncols=2)
 
 
-def draw_power(axes: Any, results: Results, x: str, power: float) -> None:
+def draw_power(axes: Axes, results: Results, x: str, power: float) -> None:
     """The predicted power, through the first point of a curve."""
     at = np.array(results.of(x), dtype=float)
     first = median(results.where(**{x: results.of(x)[0]}))
@@ -124,14 +123,15 @@ CLAIM = Claim(
         "Without noise recovery is exact. With independent noise in the outputs Gauss-Newton steps "
         "are least squares: the error of heads is proportional to the noise and to 1/√n, and the "
         "result says that it ends at a noise floor. The six phases, whose theorem has no noise, "
-        "survive noise of about 1 % (measured before, not proved)."
+        "survive noise of about 1 % (a conjecture)."
     ),
     rule=(
         "Median errors of the worst head by Gauss-Newton steps are as the noise to a power of "
         f"{IN_NOISE:g} ± {TOLERANCE:g} for every number of examples, and as the number of examples "
-        f"to a power of {IN_EXAMPLES:g} ± {TOLERANCE:g} for every noise, and they end at the noise "
-        f"floor on every seed; the six phases, not polished, are within {NEAR:.0%} up to noise of "
-        f"{SURVIVED:.0%}; and no result that is said to be right is off by more than {CLAIMED:.0%}."
+        f"to a power of {IN_EXAMPLES:g} ± {TOLERANCE:g} for every noise, and at least "
+        f"{AT_THE_FLOOR:.0%} of searches say that they ended at the noise floor; the six phases, "
+        f"not polished, are within {NEAR:.0%} up to noise of {SURVIVED:.0%}; and no result that is "
+        f"said to be right is off by more than {CLAIMED:.0%}."
     ),
     sizes={
         "quick": {

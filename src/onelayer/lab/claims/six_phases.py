@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 GAIN = 10.0  # phase 3 must make the sum of the projections better by this factor
-STRAYING = 3.0  # of a true error beyond the error that the phase measured itself
+STRAYING = 3.0  # a true error may be so many times what the phase measured itself
 ESTIMATED = {1: "sum", 2: "hull", 3: "sum", 4: "hull", 5: "hull", 6: "heads"}
 
 
@@ -110,7 +110,7 @@ def percent(error: float) -> str:
 
 
 def draw(results: Results, figure: Figure) -> None:
-    figure.set_size_inches(7.0, 3.4)
+    figure.set_size_inches(7.0, 3.8)
     left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[1.15, 1])[0]
     draw_trace(results, left)
     draw_heads(results, right)
