@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -186,7 +187,7 @@ def draw(results: Results, figure: Figure) -> None:
     families = results.of("family")
     columns = min(len(families), 4)
     rows = -(-len(families) // columns)
-    figure.set_size_inches(7.0, 0.6 + 1.7 * rows)
+    figure.set_size_inches(7.0, 0.6 + 1.8 * rows)
     grid_of_axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
     for axes, (family, part) in zip(grid_of_axes.flat, results.by("family"), strict=False):
         _panel(axes, family, part)
@@ -215,7 +216,7 @@ def _panel(axes: Axes, family: str, results: Results) -> None:
     axes.set_xlim(-0.5, len(steps) - 0.5)
     axes.set_xticks(range(len(steps)), [f"{step:g}" for step in steps])
     axes.set_title(family, fontsize=8)
-    axes.set_xlabel(layers.FAMILIES[family].meaning, fontsize=7)
+    axes.set_xlabel(textwrap.fill(layers.FAMILIES[family].meaning, 24), fontsize=7)
     axes.tick_params(labelsize=7)
 
 
