@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import lab_fakes
@@ -160,6 +161,21 @@ def test_long_errors_are_cut(monkeypatch):
     monkeypatch.setattr("onelayer.cli.lab._LONG", 20)
     run("claims", "run", "falter")
     assert "... or: two is too much" in words(run("claims", "show", "falter").stdout)
+
+
+def test_a_figure_that_breaks_costs_no_other(tmp_path):
+    run("claims", "run", "double")
+    known = claims.known()
+
+    def break_off(results, figure):
+        raise KeyError("odd")
+
+    known["broken"] = replace(known["double"], name="broken", draw=break_off)
+    assert run("claims", "run", "broken").exit_code == 0
+    result = run("report", "--figures", "drawn")
+    assert result.exit_code == 0
+    assert "no figure of broken: KeyError: 'odd'" in words(result.stderr)
+    assert sorted(p.name for p in (tmp_path / "drawn").iterdir()) == ["double.pdf", "double.svg"]
 
 
 def test_a_report_of_nothing_is_refused(tmp_path):

@@ -341,7 +341,17 @@ def _print_verdict(entry: reporting.Entry) -> None:
 
 def _write_figures(entries: Sequence[reporting.Entry], folder: Path) -> None:
     for entry in entries:
-        if entry.verdict.checks:
-            for kind in figures.FORMATS:
-                content = figures.render(entry.claim, entry.results, kind)
-                write_whole(folder / f"{entry.claim.name}.{kind}", content)
+        if not entry.verdict.checks:
+            continue
+        try:
+            drawn = {
+                kind: figures.render(entry.claim, entry.results, kind) for kind in figures.FORMATS
+            }
+        except ImportError:
+            raise
+        except Exception as error:  # one claim with odd settings must not cost the others
+            text = f"no figure of {entry.claim.name}: {type(error).__name__}: {error}"
+            err.print(escape(text), highlight=False, soft_wrap=True)
+            continue
+        for kind, content in drawn.items():
+            write_whole(folder / f"{entry.claim.name}.{kind}", content)
