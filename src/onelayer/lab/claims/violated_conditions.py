@@ -215,8 +215,9 @@ def _panel(axes: Axes, family: str, results: Results) -> None:
     axes.set_yscale("log")
     axes.set_xlim(-0.5, len(steps) - 0.5)
     axes.set_xticks(range(len(steps)), [f"{step:g}" for step in steps])
-    axes.set_title(family, fontsize=8)
-    axes.set_xlabel(textwrap.fill(layers.FAMILIES[family].meaning, 24), fontsize=7)
+    kind = layers.FAMILIES[family]
+    axes.set_title(textwrap.fill(", ".join(kind.conditions) or family, 28), fontsize=7)
+    axes.set_xlabel(textwrap.fill(kind.meaning, 24), fontsize=7)
     axes.tick_params(labelsize=7)
 
 
