@@ -1,11 +1,17 @@
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scripts
 
+from onelayer.lab.store import Store
+
 FOLDER = Path(__file__).parents[1] / "examples"
-TINY = {"digits_as_sets.py": ["--examples", "120"]}
+TINY = {
+    "digits_as_sets.py": ["--examples", "120"],
+    "own_claim.py": ["--largest", "128", "--seeds", "1", "--workers", "1"],
+}
 
 
 def test_every_example_is_run():
@@ -34,6 +40,22 @@ def test_digits_are_read_as_sets_and_as_flat_pixels():
     assert [line.split(":")[0] for line in lines] == [
         f"- {task} of {kind} images" for task in ("slant", "digit") for kind in ("whole", "partial")
     ]
+
+
+def test_a_claim_of_ones_own_is_measured_and_reported(tmp_path):
+    printed, told = scripts.output(
+        FOLDER / "own_claim.py", *TINY["own_claim.py"], "--folder", tmp_path
+    )
+    assert told == ""
+    rate = float(re.search(r"n\^-0.4 or faster: n\^(-?[0-9.]+)", printed)[1])
+    assert -1.5 < rate < 0
+    assert ("The claim holds." in printed) == (rate <= -0.4)
+    (record,) = Store(tmp_path / "kink.sqlite").records()
+    assert record.measured["sizes"] == [8, 16, 32, 64, 128]
+    page = (tmp_path / "kink.html").read_text("utf-8")
+    assert "A kink in the target does not slow attention down" in page
+    assert "<img" in page
+    assert "onelayer claims run" not in page  # which does not know it
 
 
 # The parts of the example

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from lab.browser import NAMES, Browser, installed
 
-from onelayer.lab import figures, report
+from onelayer.lab import claims, figures, report
 from onelayer.lab.claim import CannotJudge, Check, Claim, Result, Results, grid
 from onelayer.lab.report import Cell, Entry
 
@@ -323,7 +323,9 @@ def test_command_can_be_typed(size, changes, typed):
     assert command == f"onelayer claims run few-heads {typed}".strip()
 
 
-def test_command_is_on_the_page():
+def test_command_is_on_the_page(monkeypatch):
+    assert "claims run" not in report.page([entry()], ABOUT)  # it is not known there
+    monkeypatch.setattr(claims, "known", lambda: {CLAIM.name: CLAIM})
     found = report.page([entry(changes={"heads": [4, 16]})], ABOUT)
     assert "<pre><code>onelayer claims run few-heads --quick --set heads=4,16</code></pre>" in found
     assert "Size: quick with heads = [4, 16] changed." in shown(found)

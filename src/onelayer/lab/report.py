@@ -13,7 +13,7 @@ from itertools import count
 from json import dumps
 from typing import Any, Literal
 
-from onelayer.lab import figures, learning, recovering
+from onelayer.lab import claims, figures, learning, recovering
 from onelayer.lab.claim import (
     Claim,
     Measured,
@@ -243,10 +243,17 @@ def _section(entry: Entry, anchor: str) -> Markup:
         _figure(entry),
         _numbers(entry),
         _cells(entry),
-        element("h3", None, "To measure it again"),
-        element("pre", None, element("code", None, entry.command)),
+        _again(entry),
         element("p", {"class": "meta up"}, element("a", {"href": "#claims"}, "All claims")),
     )
+
+
+def _again(entry: Entry) -> Markup:
+    """The command that measures it; for a claim that it does not know there is none."""
+    if entry.claim.name not in claims.known():
+        return joined()
+    command = element("pre", None, element("code", None, entry.command))
+    return joined(element("h3", None, "To measure it again"), command)
 
 
 def _origin(entry: Entry) -> list[str]:
