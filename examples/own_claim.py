@@ -6,7 +6,7 @@ says what is predicted, which cells to measure, and the rule that makes the verd
 several processes, and a run that was interrupted goes on where it was.
 
     python examples/own_claim.py                      # writes kink.sqlite and kink.html
-    python examples/own_claim.py --largest 256 --seeds 1 --folder /tmp
+    python examples/own_claim.py --largest 256 --seeds 1
 """
 
 from __future__ import annotations
