@@ -16,9 +16,9 @@ demo: .venv/core   ## recover an 8-head attention layer, then measure a claim of
 	@mkdir -p build
 	$(BIN)/onelayer claims run expressivity six-phases --quick --store build/demo.sqlite
 	$(BIN)/onelayer report --store build/demo.sqlite -o build/demo.html
-	@echo 'Open build/demo.html in a browser; "make lab" measures all claims (about half an hour).'
+	@echo 'Open build/demo.html in a browser; "make lab" measures all claims (about 20 minutes).'
 
-lab: .venv/lab   ## measure all claims of both papers and write the report (about half an hour)
+lab: .venv/lab   ## measure all claims of both papers and write the report (about 20 minutes)
 	@mkdir -p build
 	-$(BIN)/onelayer claims run --store build/lab.sqlite
 	$(BIN)/onelayer report --store build/lab.sqlite -o build/lab.html
