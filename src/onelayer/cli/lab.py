@@ -138,6 +138,7 @@ def run_claims(
     if workers is not None and cluster is not None:
         fail("--workers are of this machine and --cluster has its own, expected one of the two")
     with _plain_errors():
+        _check_folder(store)
         size = _size(quick, paper)
         plans = [
             Plan(claim, size, _changes(changes or [], claim))
