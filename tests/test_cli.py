@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from typer.testing import CliRunner
+from command_line import run, words
 
 import onelayer
 from onelayer import AttentionLayer, inputs, interchange
-from onelayer.cli import app, main
+from onelayer.cli import main
 
 OTHER = b"a file that was there before"
 
@@ -47,12 +47,6 @@ def npz(path, **arrays):
     return path
 
 
-def run(*arguments):
-    """The command in this process, its output on wide lines."""
-    runner = CliRunner(env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
-    return runner.invoke(app, [str(a) for a in arguments])
-
-
 def command(*arguments):
     return [sys.executable, "-m", "onelayer.cli", *(str(a) for a in arguments)]
 
@@ -62,12 +56,6 @@ def run_alone(*arguments, **options):
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, timeout=60, check=False, **options
     )
-
-
-def words(text):
-    """The text without colours, boxes and line breaks."""
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
-    return " ".join(re.sub(r"[│┃╭╮╰╯─━┏┓└┘┌┐├┤┡┩╇┴┬┼]", " ", plain).split())
 
 
 def assert_refused(result, *parts, code=2):

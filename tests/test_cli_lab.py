@@ -1,5 +1,4 @@
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -9,9 +8,8 @@ from pathlib import Path
 
 import lab_fakes
 import pytest
-from typer.testing import CliRunner
+from command_line import run, words
 
-from onelayer.cli import app
 from onelayer.lab import claims
 from onelayer.lab.store import Store
 
@@ -27,16 +25,6 @@ def fakes(monkeypatch, tmp_path):
     monkeypatch.setattr(claims, "known", lambda: known)
     monkeypatch.setattr("onelayer.lab.run.LocalPool", lab_fakes.Threads)
     monkeypatch.chdir(tmp_path)
-
-
-def run(*arguments):
-    runner = CliRunner(env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
-    return runner.invoke(app, [str(a) for a in arguments])
-
-
-def words(text):
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
-    return " ".join(re.sub(r"[│┃╭╮╰╯─━┏┓└┘┌┐├┤┡┩╇┴┬┼]", " ", plain).split())
 
 
 def records(store="onelayer-lab.sqlite"):

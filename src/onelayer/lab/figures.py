@@ -36,6 +36,11 @@ _STYLE = {
 FORMATS = ("svg", "pdf")
 
 
+def style(number: int) -> tuple[str, str]:
+    """The colour and the marker of a curve, by its number; -1 is black."""
+    return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+
+
 def curve(
     axes: Axes,
     results: Results,
@@ -59,7 +64,7 @@ def curve(
         points.sort()
     if points:
         at, middle, low, high = map(np.array, zip(*points, strict=True))
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        colour, marker = style(number)
         axes.plot(at, middle, color=colour, marker=marker, markersize=4, label=label)
         axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
         # The band has no area where there is one x only.
@@ -70,7 +75,7 @@ def predicted(
     axes: Axes, x: Sequence[float], y: Sequence[float], label: str = "predicted", number: int = -1
 ) -> None:
     """A prediction: dashed, black unless `number` chooses the colour of a measured curve."""
-    axes.plot(x, y, color=COLOURS[number % len(COLOURS)], linestyle="--", linewidth=1, label=label)
+    axes.plot(x, y, color=style(number)[0], linestyle="--", linewidth=1, label=label)
 
 
 def heat_maps(

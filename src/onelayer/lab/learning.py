@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from onelayer import inputs
 from onelayer.lab.seeds import generator
 from onelayer.random_features.curves import LearningCurve, learning_curve
 from onelayer.random_features.estimators import RandomFeatureAttention, RandomFeatureMLP, Regressor
-from onelayer.random_features.targets import Target
+from onelayer.random_features.targets import Target, average_power
 
 FIRST_PAPER = "arXiv 2307.11353"
 TEST_EXAMPLES = 2000
@@ -62,9 +62,29 @@ def sizes_up_to(largest: int, least: int = 16, per_octave: int = 2) -> list[int]
     return sorted({size for size in between if size < largest} | {largest})
 
 
+def needed_for_powers(
+    estimator: Regressor,
+    powers: Sequence[int],
+    dim: int,
+    keys: int,
+    largest: int,
+    seed: int,
+    error: float,
+) -> dict[str, Any]:
+    """The examples needed for each of the f_{1,p}; None where the largest size is too small."""
+    averages = [average_power(power, dim) for power in powers]
+    found = curve(estimator, averages, keys, sizes_up_to(largest, least=4), seed)
+    return needed(found, averages, error)
+
+
 def reached(size: float) -> float | None:
     """A sample size, or None where it is infinite: the error was not reached."""
     return float(size) if np.isfinite(size) else None
+
+
+def last_errors(curve: LearningCurve, names: Iterable[str]) -> dict[str, float]:
+    """By name, the error on every target with the most examples."""
+    return dict(zip(names, map(float, curve.test_error[-1]), strict=True))
 
 
 def needed(curve: LearningCurve, targets: Sequence[Target], error: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onelayer.lab.claim import Results
-from onelayer.lab.figures import COLOURS, MARKERS
+from onelayer.lab.figures import style
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.conditions import conditions
 
@@ -57,7 +57,7 @@ def draw(axes: Axes, series: Mapping[str, Results]) -> None:
     """A row a condition, a colour a series: the median margin, with a line over all of them."""
     for number, (label, results) in enumerate(series.items()):
         shift = 0.5 * ((number + 0.5) / len(series) - 0.5)
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        colour, marker = style(number)
         rows = [_margins(results, name) for name in COMPARED]
         places = np.arange(len(rows)) + shift
         axes.hlines(places, *zip(*[(r.min(), r.max()) for r in rows], strict=True), color=colour)

@@ -39,7 +39,7 @@ def measure(
         targets.rotated_correlation(power, dim, rotation),
     ]
     curve = learning.curve(model, both, keys, [examples], seed)
-    return dict(zip(MATCH, map(float, curve.test_error[-1]), strict=True))
+    return learning.last_errors(curve, MATCH)
 
 
 def _on_tokens(bias: str, rotation: Matrix, rng: np.random.Generator) -> Matrix:

@@ -95,8 +95,9 @@ def draw(results: Results, figure: Figure) -> None:
             [cell["hull distance"] for cell in results.where(shape=shape)]
         ).T
         spread = [[np.median(middle) - low.min()], [high.max() - np.median(middle)]]
-        style = {"color": figures.COLOURS[number % 7], "fmt": figures.MARKERS[number % 7]}
-        right.errorbar([_heads(shape)], [np.median(middle)], spread, ms=4, label=shape, **style)
+        colour, marker = figures.style(number)
+        point = [_heads(shape)], [np.median(middle)]
+        right.errorbar(*point, spread, color=colour, fmt=marker, ms=4, label=shape)
     heads = np.linspace(_heads(shapes[0]), _heads(shapes[-1]), 50)
     figures.predicted(right, list(heads), list(heads**-0.5), "orthogonal: $1/\\sqrt{m}$")
     asked = margins.needed("hull distance")

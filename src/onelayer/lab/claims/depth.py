@@ -36,7 +36,7 @@ def measure(depth: int, examples: int, dim: int, keys: int, heads: int, seed: in
         targets.average_power(1, dim),
     ]
     curve = learning.curve(model, learned, keys, [examples], seed)
-    return dict(zip(SHOWN, map(float, curve.test_error[-1]), strict=True))
+    return learning.last_errors(curve, SHOWN)
 
 
 def three_token_part(dim: int) -> Target:

@@ -186,7 +186,7 @@ def _draw_sizes(axes: Axes, results: Results) -> None:
     for number, name in enumerate(TARGETS):
         needed = {_order(name, dim): n for dim, n in sorted(_needed(results, name).items())}
         orders, found = list(needed), list(needed.values())
-        colour, marker = figures.COLOURS[number], figures.MARKERS[number]
+        colour, marker = figures.style(number)
         axes.plot(orders, found, color=colour, marker=marker, markersize=4)
         line = [found[0] * order / orders[0] for order in orders]
         figures.predicted(axes, orders, line, label, number)

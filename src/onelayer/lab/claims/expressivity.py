@@ -28,7 +28,7 @@ def measure(heads: int, dim: int, keys: int, examples: int, seed: int) -> Measur
     chosen = [target(dim) for target in TARGETS.values()]
     model = learning.model("rfa", heads, dim, seed)
     curve = learning.curve(model, chosen, keys, [examples], seed)
-    return dict(zip(TARGETS, map(float, curve.test_error[-1]), strict=True))
+    return learning.last_errors(curve, TARGETS)
 
 
 def judge(results: Results) -> list[Check]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onelayer import inputs
-from onelayer.lab import figures, recovering
+from onelayer.lab import comparing, figures, recovering
 from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results, grid
 from onelayer.lab.recovering import NEAR, SCALE, fewest_examples, worst_head
 from onelayer.lab.seeds import generator
@@ -131,7 +131,7 @@ def factor_by_heads(results: Results) -> dict[int, float]:
 def least_times(results: Results, layer: str) -> dict[int, float]:
     """The median over seeds of the examples needed, at least, in units of the count."""
     cells = at_least(results.where(layer=layer))
-    return {heads: float(np.median(part.numbers("times"))) for heads, part in cells.by("heads")}
+    return {heads: comparing.median(part, "times") for heads, part in cells.by("heads")}
 
 
 def at_least(results: Results) -> Results:

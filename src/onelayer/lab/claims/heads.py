@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onelayer.lab import figures, recovering
+from onelayer.lab import comparing, figures, recovering
 from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
 from onelayer.lab.recovering import NEAR, Method, fewest_examples, worst_head
 from onelayer.lab.seeds import generator
@@ -71,7 +71,7 @@ def judge(results: Results) -> list[Check]:
 def medians(results: Results, what: str) -> dict[int, float]:
     """Over seeds, by number of heads, the fewest first; infinite where it was not reached."""
     counts = sorted(results.of("heads"))
-    return {heads: float(np.median(results.where(heads=heads).numbers(what))) for heads in counts}
+    return {heads: comparing.median(results.where(heads=heads), what) for heads in counts}
 
 
 def fitted_exponent(examples: dict[int, float]) -> float:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from onelayer.lab import figures, recovering
+from onelayer.lab import comparing, figures, recovering
 from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
 from onelayer.lab.recovering import CLAIMED, EXACT, NEAR, Method
 from onelayer.lab.seeds import generator
@@ -61,7 +59,7 @@ def judge(results: Results) -> list[Check]:
 def final_errors(results: Results) -> dict[str, float]:
     """The median error with the most examples, by kind of inputs."""
     most = results.where(examples=max(results.of("examples")))
-    return {kind: float(np.median(part.numbers("error"))) for kind, part in most.by("kind")}
+    return {kind: comparing.median(part, "error") for kind, part in most.by("kind")}
 
 
 def draw(results: Results, figure: Figure) -> None:

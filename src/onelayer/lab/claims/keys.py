@@ -9,7 +9,7 @@ import numpy as np
 
 from onelayer.lab import comparing, figures, learning, scaling
 from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
-from onelayer.random_features import targets, theory
+from onelayer.random_features import theory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,10 +23,8 @@ LINEAR = "f_{1,1}"
 
 def measure(model: str, keys: int, dim: int, heads: int, examples: int, seed: int) -> Measured:
     """The examples needed for f_{1,1} and f_{1,2}, None where `examples` are too few."""
-    averages = [targets.average_power(p, dim) for p in DEGREES]
-    sizes = learning.sizes_up_to(examples, least=4)
-    curve = learning.curve(learning.model(model, heads, dim, seed), averages, keys, sizes, seed)
-    return learning.needed(curve, averages, ERROR)
+    estimator = learning.model(model, heads, dim, seed)
+    return learning.needed_for_powers(estimator, DEGREES, dim, keys, examples, seed, ERROR)
 
 
 def judge(results: Results) -> list[Check]:

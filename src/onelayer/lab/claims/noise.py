@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onelayer.lab import figures, recovering
+from onelayer.lab import comparing, figures, recovering, scaling
 from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
 from onelayer.lab.recovering import CLAIMED, NEAR, Method
 from onelayer.lab.seeds import generator
@@ -46,7 +46,8 @@ def judge(results: Results) -> list[Check]:
     in_examples = [exponent(part, "examples") for _, part in refine.by("noise")]
     floor = Reason.NOISE_FLOOR.name.lower()
     known = sum(cell["reason"] == floor for cell in refine)
-    low = {noise: median(part) for noise, part in sculpt.by("noise") if noise <= SURVIVED}
+    by_noise = sculpt.by("noise")
+    low = {noise: comparing.median(part, "error") for noise, part in by_noise if noise <= SURVIVED}
     if not low:
         raise CannotJudge(f"the six phases were not tried with noise of {SURVIVED:g} or less")
     return [
@@ -68,12 +69,8 @@ def judge(results: Results) -> list[Check]:
 
 def exponent(results: Results, x: str) -> float:
     """Of the median error as a power of x."""
-    errors = [median(part) for _, part in results.by(x)]
-    return float(np.polyfit(np.log(results.of(x)), np.log(errors), 1)[0])
-
-
-def median(results: Results) -> float:
-    return float(np.median(results.numbers("error")))
+    errors = [comparing.median(part, "error") for _, part in results.by(x)]
+    return scaling.exponent(results.of(x), errors)
 
 
 def exponent_check(name: str, predicted: float, measured: list[float]) -> Check:
@@ -111,7 +108,7 @@ def draw(results: Results, figure: Figure) -> None:
 def draw_power(axes: Axes, results: Results, x: str, power: float) -> None:
     """The predicted power, through the first point of a curve."""
     at = np.array(results.of(x), dtype=float)
-    first = median(results.where(**{x: results.of(x)[0]}))
+    first = comparing.median(results.where(**{x: results.of(x)[0]}), "error")
     figures.predicted(axes, list(at), list(first * (at / at[0]) ** power))
 
 

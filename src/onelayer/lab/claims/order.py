@@ -21,7 +21,7 @@ def measure(model: str, examples: int, dim: int, keys: int, heads: int, seed: in
     estimator = learning.model(model, heads, dim, seed)
     learned = [blindness.target(name, dim) for name in ORDERED]
     curve = learning.curve(estimator, learned, keys, [examples], seed, blindness.TEST_EXAMPLES)
-    return dict(zip(ORDERED, map(float, curve.test_error[-1]), strict=True))
+    return learning.last_errors(curve, ORDERED)
 
 
 def judge(results: Results) -> list[Check]:

@@ -28,7 +28,7 @@ def measure(positions: str, examples: int, dim: int, keys: int, heads: int, seed
     learned = [blindness.target(name, dim) for name in ORDERED]
     learned.append(targets.average_power(1, dim))
     curve = learning.curve(model, learned, keys, [examples], seed, blindness.TEST_EXAMPLES)
-    return dict(zip((*ORDERED, BLIND), map(float, curve.test_error[-1]), strict=True))
+    return learning.last_errors(curve, (*ORDERED, BLIND))
 
 
 def judge(results: Results) -> list[Check]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onelayer.lab import figures, recovering
+from onelayer.lab import comparing, figures, recovering
 from onelayer.lab.claim import Check, Claim, Measured, Result, Results, grid
 from onelayer.lab.recovering import EXACT, NEAR, worst_head
 from onelayer.lab.seeds import generator
@@ -64,7 +64,7 @@ def side_by_side(layer: AttentionLayer, estimate: AttentionLayer) -> Measured:
 def judge(results: Results) -> list[Check]:
     gains, hulls, heads = [], [], []
     for shape, part in results.by("shape"):
-        error = {n: float(np.median(part.numbers(f"true_{n}"))) for n in ESTIMATED}
+        error = {n: comparing.median(part, f"true_{n}") for n in ESTIMATED}
         gains.append((shape, error[1], error[3]))
         hulls.append((shape, error[5]))
         heads.append((shape, error[6]))
@@ -122,9 +122,9 @@ def draw_trace(results: Results, figure: SubFigure) -> None:
     for number, (shape, part) in enumerate(results.by("shape")):
         traced = by_phase(part)
         figures.curve(axes, traced, "phase", "true", label_of(shape), number)
-        at = {phase: np.median(cells.numbers("own")) for phase, cells in traced.by("phase")}
+        at = {phase: comparing.median(cells, "own") for phase, cells in traced.by("phase")}
         own = {phase: error for phase, error in at.items() if math.isfinite(error)}
-        colour = figures.COLOURS[number % len(figures.COLOURS)]
+        colour, _ = figures.style(number)
         axes.plot(list(own), list(own.values()), ":", color=colour, linewidth=1)
     axes.plot([], [], ":", color="black", linewidth=1, label="measured by the phase")
     figures.predicted(axes, [5, 6], [NEAR, NEAR], "asked for")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onelayer.inputs import boolean, gaussian
-from onelayer.lab import figures, layers, recovering
+from onelayer.lab import comparing, figures, layers, recovering
 from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Parameters, Results, grid
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
@@ -172,7 +172,7 @@ def _unknowns(structure: str, dim: int) -> float:
 
 
 def _needed(results: Results) -> float:
-    return float(np.median(results.numbers("needed")))
+    return comparing.median(results, "needed")
 
 
 def _counted(examples: float) -> str:
@@ -216,7 +216,7 @@ def _points(axes: Axes, results: Results, structures: list[str], label: str, num
         places.append(structures.index(structure) + 0.15 * (number % 2 - 0.5))
         rows.append((np.median(values), values.min(), values.max()))
     middle, low, high = np.array(rows).T
-    colour, marker = figures.COLOURS[number], figures.MARKERS[number]
+    colour, marker = figures.style(number)
     spread = [middle - low, high - middle]
     axes.errorbar(places, middle, spread, color=colour, fmt=marker, markersize=4, label=label)
 
