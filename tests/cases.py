@@ -7,9 +7,10 @@ import numpy as np
 import oracles
 from hypothesis import strategies as st
 
-from onelayer import attention
-from onelayer.arrays import like, to_numpy
-from onelayer.recovery import problem, reduced
+from onelayer import attention, blocks, chunks, sources
+from onelayer.arrays import largest, like, to_numpy
+from onelayer.chunks import InMemory, OneByOne
+from onelayer.recovery import examples, problem, reduced
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,20 @@ class Case:
         mask = None if self.mask is None else xp_array(self.mask)
         return problem.pose(xp_array(self.X), xp_array(self.Y), mask, self.causal, self.bias)
 
-    def fit(self, xp_array=np.asarray, per_block=1000):
-        """The reduced fit at the attention matrices, so many examples to a block."""
+    def fit(self, xp_array=np.asarray, per_block=1000, room=None):
+        """The reduced fit at the attention matrices, so many examples to a block.
+
+        All blocks are one chunk in memory; with `room`, the bytes that may be held between two
+        passes, each is a chunk that is read anew in every pass.
+        """
         posed = self.problem(xp_array)
         stacked = like(attention.stack(self.attention, self.key_bias), posed.X)
         n = posed.examples
         cuts = [slice(start, min(n, start + per_block)) for start in range(0, n, per_block)]
         parts = tuple(posed._block(cut) for cut in cuts)
-        return reduced.fit(parts, stacked, self.bias, self.equations)
+        spread = InMemory((parts,)) if room is None else read_anew([(part,) for part in parts])
+        cut = replace(posed.cut(self.heads), chunks=spread, room=0 if room is None else room)
+        return reduced.fit(cut, stacked)
 
     def options(self):
         """What the oracles take beside the attention matrices."""
@@ -100,6 +107,16 @@ class Case:
         J = np.stack(columns, axis=1)
         H = np.kron(self.features(), np.eye(self.Y.shape[2]))
         return J - H @ (np.linalg.pinv(H, rcond=1e-10) @ J)
+
+
+def read_anew(values):
+    """Chunks of these values that are gone through one by one."""
+    return OneByOne(lambda positions: (values[i] for i in positions), tuple(range(len(values))))
+
+
+def flat(spread):
+    """The blocks, or what belongs to them, of all chunks."""
+    return [one for chunk in chunks.gathered(spread) for one in chunk]
 
 
 def unstacked(direction, dim):
@@ -165,3 +182,47 @@ def solved_case(layer, X, mask=None, causal=False):
         mask=mask,
         causal=causal,
     )
+
+
+def gathered(X, Y, held_out=(), source=sources.here, **options):
+    """Examples for the phases, which find their whitening; `source` says where they live."""
+    scales = problem.scales_of((largest(X), largest(Y)))
+    held_out = np.array(held_out, dtype=int)
+    return examples.gather(source(X, Y, None), scales, held_out, **options)
+
+
+def as_they_are(X, Y, held_out=()):
+    """Examples for the phases in the coordinates in which they are given."""
+    (n, tokens, dim), out_dim = X.shape, Y.shape[2]
+    spread = problem.SpreadProblem(
+        tokens=tokens,
+        dim=dim,
+        out_dim=out_dim,
+        causal=False,
+        bias=False,
+        whitening=like(np.eye(dim), Y),
+        output_scale=1.0,
+        source=sources.here(X, Y, None),
+        device=None,
+        held_out=np.array(held_out, dtype=int),
+        order=np.arange(0),
+        equations=(n - len(held_out)) * tokens * out_dim,
+    )
+    return examples.Examples(spread)
+
+
+def tokens_and_outputs(source):
+    """The arrays that examples in memory were given as."""
+    (chunk,) = source.spread.source.chunks.values
+    return chunk.arrays[:2]
+
+
+def in_small_blocks(monkeypatch, block_bytes):
+    """Let a block be of so many bytes."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", block_bytes)
+
+
+def in_blocks_of(monkeypatch, count, source):
+    """Let a block of some examples for the phases be of so many of them."""
+    per_example = problem.bytes_in_block(source.tokens, source.dim, source.out_dim)
+    in_small_blocks(monkeypatch, count * per_example)

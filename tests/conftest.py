@@ -1,5 +1,6 @@
-"""What all tests share: the backends, and how hypothesis draws its examples."""
+"""What all tests share: the backends, a Dask cluster, and how hypothesis draws its examples."""
 
+import logging
 import os
 
 # Without it scikit-learn skips its checks of estimators on torch tensors; scipy reads it only once,
@@ -23,3 +24,32 @@ def xp_array(request):
     It has the scope of the session only because hypothesis asks for it: it keeps no state.
     """
     return pytest.importorskip(request.param).asarray
+
+
+@pytest.fixture(scope="session")
+def local_cluster(tmp_path_factory, request):
+    """A Dask cluster of two processes with a thread each, started when a test first asks for it.
+
+    They inherit the path of this process, by which they find the functions of test files.
+    """
+    distributed = pytest.importorskip("distributed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(request.config.rootpath)
+        with distributed.LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            dashboard_address=":0",  # any port: others may run tests on this machine too
+            local_directory=str(tmp_path_factory.mktemp("dask")),
+            silence_logs=logging.ERROR,
+        ) as found:
+            yield found
+
+
+@pytest.fixture
+def cluster(local_cluster):
+    """A client of the cluster, the one in use while the test lasts; workers that died are back."""
+    from distributed import Client
+
+    with Client(local_cluster) as client:
+        client.wait_for_workers(2, timeout=30)
+        yield client

@@ -3,11 +3,11 @@
 import numpy as np
 import oracles
 
-from onelayer import inputs
+from onelayer import inputs, sources
 from onelayer.arrays import namespace, to_numpy
 from onelayer.random_features import design as design_module
 from onelayer.random_features import mlp, ridge
-from onelayer.random_features.design import Design
+from onelayer.random_features.design import Design, SpreadDesign
 from onelayer.random_features.progress import untracked
 from onelayer.random_features.sets import as_sets
 
@@ -33,6 +33,16 @@ def design_for(X, features, xp_array=np.asarray, weights=None):
     return Design(neurons, as_sets(xp_array(X)), scale)
 
 
+def spread(design, targets):
+    """The same features with their targets, as the solvers want them."""
+    examples = sources.here(design._sets, targets, design._row_scale)
+    return SpreadDesign(design._map, examples, design.sample)
+
+
+def solve(design, targets, alpha, sizes, track=untracked):
+    return ridge.solve_features(spread(design, targets), alpha, sizes, track)
+
+
 def features_of(design):
     """Φ, as numpy numbers of float64."""
     return to_numpy(design.by_rows(slice(0, design.rows))).astype(float)
@@ -52,7 +62,7 @@ def check_all_sizes(design, targets, alpha, sizes, xp_array=np.asarray, rtol=1e-
     """The weights of every size are those of its own least-squares problem."""
     track = untracked if track is None else track
     phi, array = features_of(design), xp_array(targets)
-    found = ridge.solve_features(design, array, alpha, sizes, track)
+    found = solve(design, array, alpha, sizes, track)
     assert len(found) == len(sizes)
     for size, (weights, alphas) in zip(sizes, found, strict=True):
         expected = oracles.ridge_weights(phi[:size], targets[:size], alpha)

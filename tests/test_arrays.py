@@ -1,3 +1,4 @@
+import math
 import subprocess
 import sys
 import tracemalloc
@@ -478,3 +479,40 @@ def test_rows_are_those_at_the_positions(xp_array):
     found = arrays.rows(xp_array(numbers), np.array([2, 0, 2]))
     assert arrays.namespace(found) is arrays.namespace(xp_array(numbers))
     np.testing.assert_array_equal(arrays.to_numpy(found), numbers[[2, 0, 2]])
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_sums_and_bounds_use_the_memory_they_are_given(name):
+    xp = pytest.importorskip(name)
+    total, array = numbers(9), numbers(2, 9)[1]
+    out = xp.zeros(9, dtype=xp.float64)
+    arrays.add_scaled(xp.asarray(total), -0.5, xp.asarray(array), out=out)
+    np.testing.assert_allclose(out, total - 0.5 * array, rtol=0, atol=1e-15)
+    arrays.add_scaled(out, 2.0, xp.asarray(array.copy()), out=out)
+    expected = total + 1.5 * array
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-15)
+    assert arrays.clip(out, -0.5, 0.5, out=out) is out
+    np.testing.assert_allclose(out, np.clip(expected, -0.5, 0.5), rtol=0, atol=1e-15)
+    above = arrays.clip(out, 0.0, None)
+    np.testing.assert_allclose(above, np.clip(expected, 0, 0.5), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_contiguous_arrays_have_their_last_axis_innermost(name):
+    turned = pytest.importorskip(name).asarray(numbers(3, 4)).T
+    found = arrays.contiguous(turned)
+    np.testing.assert_array_equal(found, turned)
+    assert arrays.to_numpy(found).flags.c_contiguous
+    assert arrays.contiguous(found) is found
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_the_distribution_function_has_both_tails(name):
+    x = np.array([-35.0, -10.0, -1.0, 0.0, 1e-9, 2.0, 40.0])
+    expected = [math.erfc(-value / math.sqrt(2)) / 2 for value in x]
+    found = arrays.ndtr(pytest.importorskip(name).asarray(x))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_what_is_on_no_gpu_is_computed_in_numpy(xp_array):
+    assert isinstance(arrays.gpu_or_numpy(xp_array(numbers(2))), np.ndarray)

@@ -2,7 +2,6 @@ import errno
 import io
 import os
 import re
-import signal
 import subprocess
 import sys
 import zipfile
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from command_line import run, words
+from command_line import assert_refused, run, run_alone, run_and_interrupt, words
 
 import onelayer
 from onelayer import AttentionLayer, inputs, interchange
@@ -45,29 +44,6 @@ def output(tmp_path):
 def npz(path, **arrays):
     np.savez(path, **arrays)
     return path
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "onelayer.cli", *(str(a) for a in arguments)]
-
-
-def run_alone(*arguments, **options):
-    """The command in a process of its own."""
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=60, check=False, **options
-    )
-
-
-def assert_refused(result, *parts, code=2):
-    """One line on standard error that holds the parts, and nothing else."""
-    assert result.stdout == ""
-    lines = [line for line in result.stderr.splitlines() if line.strip()]
-    assert len(lines) == 1
-    line = words(lines[0])
-    assert line.startswith("onelayer: ")
-    for part in parts:
-        assert part in line
-    assert getattr(result, "exit_code", getattr(result, "returncode", None)) == code
 
 
 def assert_no_rubbish(folder, *names):
@@ -355,7 +331,7 @@ def test_a_file_of_another_kind(tmp_path, output, name):
     assert_refused(
         run("recover", tmp_path / name, "-o", output),
         name,
-        "expected .npz, .safetensors or a folder",
+        "expected .npz, .safetensors, .zarr, .h5, .hdf5 or a folder",
     )
 
 
@@ -522,31 +498,6 @@ def test_refusals_in_a_process_of_its_own_have_no_trace(tmp_path):
 
 
 # Interruption
-
-
-def run_and_interrupt(sign, *arguments):
-    """Status, standard output and the words on standard error of a command that gets Ctrl-C.
-
-    It gets it once `sign` shows in its progress: the work is under way.
-    """
-    process = subprocess.Popen(
-        command(*arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "TTY_COMPATIBLE": "1", "TERM": "xterm"},  # so that progress is shown
-    )
-    try:
-        shown = b""
-        while sign not in shown:
-            part = process.stderr.read1(1024)
-            assert part, "the process ended by itself"
-            shown += part
-        process.send_signal(signal.SIGINT)
-        printed, rest = process.communicate(timeout=30)
-    finally:
-        process.kill()
-        process.wait()
-    return process.returncode, printed, words((shown + rest).decode())
 
 
 def test_interruption_ends_in_one_line_and_leaves_files_whole(tmp_path, output):

@@ -2,6 +2,7 @@ import tracemalloc
 
 import numpy as np
 import oracles
+import places
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -189,6 +190,114 @@ def test_permuted_heads_give_the_same_output(xp_array):
     X = xp_array(inputs.gaussian(5, 3, 3))
     other = permuted(layer, [2, 0, 3, 1])
     np.testing.assert_allclose(to_numpy(other(X)), to_numpy(layer(X)), rtol=1e-10)
+
+
+# Examples that are elsewhere
+
+
+@pytest.fixture(params=places.KINDS)
+def elsewhere(request):
+    """A function that brings an array to another place than memory."""
+    return places.place(request.param, request)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int8])
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_outputs_are_the_same_wherever_the_examples_are(elsewhere, dtype, with_mask):
+    layer = AttentionLayer.random(heads=2, dim=3, out_dim=2, bias=True)
+    X = (3 * inputs.gaussian(100, 4, 3)).astype(dtype)
+    mask = random_mask(np.random.default_rng(0), 100, 4) if with_mask else None
+    expected = layer(X, mask=mask, causal=True)
+    outputs = layer(elsewhere(X), mask=mask, causal=True)
+    found = places.brought(outputs)
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected, rtol=1e-6 if dtype is np.float32 else 1e-13)
+
+
+def test_masks_may_be_elsewhere_too(elsewhere):
+    layer = AttentionLayer.random(heads=2, dim=3)
+    X = inputs.gaussian(60, 4, 3)
+    mask = random_mask(np.random.default_rng(0), 60, 4)
+    found = places.brought(layer(elsewhere(X), mask=elsewhere(mask.astype(int))))
+    np.testing.assert_allclose(found, layer(X, mask=mask), rtol=1e-13)
+
+
+def test_outputs_are_of_the_kind_of_the_examples(elsewhere):
+    layer = AttentionLayer.random(heads=2, dim=3, out_dim=2)
+    X = inputs.gaussian(60, 4, 3)
+    there = elsewhere(X)
+    outputs = layer(there)
+    if isinstance(there, np.memmap):
+        assert type(outputs) is np.ndarray
+    elif callable(there):
+        assert [len(block) for block in outputs()] == [len(block) for block in there()]
+        assert len(list(outputs())) == 5  # as often as it is asked
+    else:
+        assert outputs.chunks == (there.chunks[0], (4,), (2,))
+        assert (outputs.dtype, outputs._meta.dtype) == (np.float64, np.float64)
+        np.testing.assert_allclose(outputs[20:22].compute(), layer(X[20:22]), rtol=1e-13)
+
+
+def test_dask_arrays_may_be_cut_along_every_axis():
+    da = pytest.importorskip("dask.array")
+    layer = AttentionLayer.random(heads=2, dim=3)
+    X = inputs.gaussian(20, 4, 3)
+    outputs = layer(da.from_array(X, chunks=((0, 7, 0, 13), 3, 2)))
+    assert outputs.chunks == ((0, 7, 0, 13), (4,), (3,))
+    np.testing.assert_allclose(outputs.compute(), layer(X), rtol=1e-13)
+
+
+def test_blocks_of_tensors_have_outputs_that_are_tensors():
+    torch = pytest.importorskip("torch")
+    layer = AttentionLayer.random(heads=2, dim=3)
+    (block,) = layer(lambda: [torch.ones(5, 2, 3)])()
+    assert (type(block), block.dtype, block.shape) == (torch.Tensor, torch.float32, (5, 2, 3))
+
+
+def test_wrong_shapes_are_refused_before_any_work(elsewhere):
+    layer = AttentionLayer.random(heads=2, dim=3)
+    X = inputs.gaussian(60, 4, 3)
+    with pytest.raises(ValueError, match="X has tokens of dimension 5, expected 3 as the layer"):
+        layer(elsewhere(np.ones((60, 4, 5))))
+    message = r"mask has rows of shape \(3,\), expected \(4,\): one entry per token of X"
+    with pytest.raises(ValueError, match=message):
+        layer(elsewhere(X), mask=np.ones((60, 3)))
+
+
+def test_arrays_of_dask_and_functions_that_cannot_be_are_refused_before_any_work():
+    da = pytest.importorskip("dask.array")
+    layer = AttentionLayer.random(heads=2, dim=3)
+    for X in (da.ones((8, 3), chunks=4), lambda: [np.ones((8, 3))]):
+        with pytest.raises(ValueError, match=r"X has shape \(., 3\), expected three axes"):
+            layer(X)
+    for X in (da.ones((8, 2, 3), dtype=complex), lambda: [np.ones((8, 2, 3)) * 1j]):
+        with pytest.raises(TypeError, match="X has dtype complex128, expected real numbers"):
+            layer(X)
+    with pytest.raises(ValueError, match=r"X has shape \(0, 2, 3\), expected at least one example"):
+        layer(da.ones((0, 2, 3)))
+    with pytest.raises(ValueError, match="X gives no examples, expected at least one"):
+        layer(lambda: iter(()))
+    with pytest.raises(ValueError, match="mask has 7 rows, expected 8: one for each example of X"):
+        layer(da.ones((8, 2, 3), chunks=4), mask=np.ones((7, 2)))
+
+
+def test_what_can_be_read_only_once_is_refused():
+    layer = AttentionLayer.random(heads=2, dim=3)
+    with pytest.raises(TypeError, match="X is a generator, which can be read only once, expected"):
+        layer(np.ones((2, 2, 3)) for _ in range(3))
+    with pytest.raises(TypeError, match="mask is a map, which can be read only once, expected"):
+        layer(lambda: [np.ones((2, 2, 3))], mask=map(np.ones, [(2, 2)]))
+
+
+def test_what_is_in_the_blocks_is_refused_when_they_are_read(elsewhere):
+    layer = AttentionLayer.random(heads=2, dim=3)
+    X, mask = inputs.gaussian(60, 4, 3), np.ones((60, 4), dtype=bool)
+    mask[41] = False
+    with pytest.raises(ValueError, match="mask leaves example 41 without a token"):
+        places.brought(layer(elsewhere(X), mask=mask))
+    X[33, 1] = np.nan
+    with pytest.raises(ValueError, match="X has 3 NaN or infinite entries, expected finite"):
+        places.brought(layer(elsewhere(X)))
 
 
 # The random layer

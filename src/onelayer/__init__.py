@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from onelayer import inputs
+from onelayer import files, inputs
 from onelayer.layer import AttentionLayer, HeadMatch
 from onelayer.random_features import targets, theory
 from onelayer.random_features.curves import LearningCurve, learning_curve
@@ -45,6 +45,7 @@ __all__ = [
     "TraceRow",
     "attention_kernel",
     "conditions",
+    "files",
     "hard_instance",
     "inputs",
     "learning_curve",

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import array_api_compat
 import numpy as np
 import scipy.linalg
+import scipy.special
 from scipy.linalg import get_blas_funcs, get_lapack_funcs
 from threadpoolctl import ThreadpoolController
 
@@ -71,11 +72,22 @@ def check_real(array: Array, name: str) -> None:
 
 def check_finite(array: Array, name: str) -> None:
     """Refuse NaN and infinite entries."""
+    refuse_infinite(count_infinite(array), name)
+
+
+def count_infinite(array: Array) -> int:
+    """The number of NaN and infinite entries."""
     xp = namespace(array)
     may_be_infinite = xp.isdtype(array.dtype, "real floating") and array_api_compat.size(array)
-    if may_be_infinite and not is_finite(array):
-        bad = int(xp.sum(xp.astype(~xp.isfinite(array), xp.int64)))
-        raise ValueError(f"{name} has {bad} NaN or infinite entries, expected finite numbers")
+    if not may_be_infinite or is_finite(array):
+        return 0
+    return int(xp.sum(xp.astype(~xp.isfinite(array), xp.int64)))
+
+
+def refuse_infinite(count: int, name: str) -> None:
+    """Refuse so many NaN and infinite entries, unless there are none."""
+    if count:
+        raise ValueError(f"{name} has {count} NaN or infinite entries, expected finite numbers")
 
 
 def is_finite(array: Array) -> bool:
@@ -126,6 +138,16 @@ def check_device(device: str | None) -> None:
     """Refuse a device that is not there, before any work is done."""
     if device is not None and device != "cpu":
         _torch_for(device)
+
+
+def gpu_memory(reference: Array) -> int | None:
+    """The bytes that are free on the GPU where the array lives; None where it lives on none."""
+    if not array_api_compat.is_torch_array(reference) or reference.device.type != "cuda":
+        return None
+    torch = _torch_for(str(reference.device))
+    free, _ = torch.cuda.mem_get_info(reference.device)
+    held = torch.cuda.memory_reserved(reference.device)  # by torch, for arrays to come
+    return int(free + held - torch.cuda.memory_allocated(reference.device))
 
 
 def calm_threads(operations: float) -> AbstractContextManager[Any]:
@@ -198,6 +220,15 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     return np.asarray(array)
 
 
+def gpu_or_numpy(array: Array) -> Array:
+    """The array as it is on a GPU, else in numpy: for long chains of cheap operations in place.
+
+    On a CPU numpy is faster at them than torch, whose threads take turns at every one.
+    """
+    on_gpu = array_api_compat.is_torch_array(array) and array.device.type == "cuda"
+    return array if on_gpu else to_numpy(array)
+
+
 def like(array: Array, reference: Array) -> Array:
     """The array in the namespace, on the device and with the dtype of `reference`."""
     return namespace(reference).astype(beside(array, reference), reference.dtype, copy=False)
@@ -224,6 +255,11 @@ def rows(array: Array, index: np.ndarray[Any, Any]) -> Array:
 def zeros(shape: tuple[int, ...], reference: Array) -> Array:
     """Zeros with the namespace, device and dtype of `reference`."""
     return namespace(reference).zeros(shape, dtype=reference.dtype, device=device(reference))
+
+
+def empty(shape: tuple[int, ...], reference: Array) -> Array:
+    """An array with the namespace, device and dtype of `reference`, its entries yet to be set."""
+    return namespace(reference).empty(shape, dtype=reference.dtype, device=device(reference))
 
 
 def ones(shape: tuple[int, ...], reference: Array) -> Array:
@@ -278,6 +314,32 @@ def relu(array: Array) -> Array:
     if array_api_compat.is_torch_array(array):
         return array.clamp_(min=0)
     return namespace(array).maximum(array, zeros((), array))
+
+
+def contiguous(array: Array) -> Array:
+    """The array with its last axis innermost in memory: itself where it is so already."""
+    if array_api_compat.is_torch_array(array):
+        return array.contiguous()
+    return np.ascontiguousarray(array)
+
+
+def clip(array: Array, low: float | None, high: float | None, out: Array | None = None) -> Array:
+    """The array between two bounds, in the memory of `out` where that is given."""
+    if array_api_compat.is_torch_array(array):
+        return namespace(array).clamp(array, low, high, out=out)
+    return np.clip(array, low, high, out=out)
+
+
+def add_scaled(total: Array, factor: float, array: Array, out: Array) -> None:
+    """Put total + factor · array into `out`; if that is `total`, the array is overwritten too.
+
+    One way through memory where the backend can: it is all that such an operation costs on a GPU.
+    """
+    if array_api_compat.is_torch_array(array):
+        namespace(array).add(total, array, alpha=factor, out=out)
+    else:
+        scaled = np.multiply(array, factor, out=array if out is total else out)
+        np.add(scaled, total, out=out)
 
 
 def add_gram(total: Array, rows: Array) -> Array:
@@ -369,6 +431,13 @@ def mirrored(matrix: Array) -> Array:
     """The symmetric matrix whose lower triangle is given."""
     xp = namespace(matrix)
     return xp.tril(matrix) + transpose(xp.tril(matrix, k=-1))
+
+
+def ndtr(x: Array) -> Array:
+    """Φ(x), the distribution function of a standard Gaussian, with its tail below right as well."""
+    if array_api_compat.is_torch_array(x):  # torch's own ndtr has no tail: (1 + erf) / 2
+        return 0.5 * namespace(x).special.erfc(-math.sqrt(0.5) * x)
+    return scipy.special.ndtr(x)
 
 
 def _strips(size: int) -> list[slice]:

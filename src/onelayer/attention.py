@@ -61,23 +61,26 @@ def weights(queries: Array, keys: Array, stacked: Array, allowed: Array | None) 
     xp = arrays.namespace(queries, stacked)
     n, tokens, rows = queries.shape
     dim = keys.shape[2]
-    projected = xp.reshape(xp.reshape(queries, (n * tokens, rows)) @ stacked, (n, -1, dim))
+    heads = stacked.shape[1] // dim
+    projected = xp.reshape(queries, (n * tokens, rows)) @ stacked
+    projected = xp.reshape(projected, (n, tokens * heads, dim))
     scores = projected @ arrays.transpose(keys)
     if allowed is None:
         scores = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
         return scores / xp.sum(scores, axis=-1, keepdims=True)
-    scores = xp.reshape(scores, (n, tokens, -1, tokens))
+    scores = xp.reshape(scores, (n, tokens, heads, tokens))
     allowed = allowed[:, :, None, :]
     nothing = xp.zeros_like(scores)
     highest = xp.max(xp.where(allowed, scores, nothing - xp.inf), axis=-1, keepdims=True)
     scores = xp.where(allowed, xp.exp(xp.where(allowed, scores - highest, nothing)), nothing)
     total = xp.sum(scores, axis=-1, keepdims=True)
     scores = scores / xp.where(total == 0, xp.ones_like(total), total)
-    return xp.reshape(scores, (n, -1, tokens))
+    return xp.reshape(scores, (n, tokens * heads, tokens))
 
 
 def features(attention: Array, keys: Array) -> Array:
     """The attended tokens of every row, heads side by side: (n·tokens, heads·d)."""
     xp = arrays.namespace(attention)
-    n, tokens, _ = keys.shape
-    return xp.reshape(attention @ keys, (n * tokens, -1))
+    n, tokens, dim = keys.shape
+    heads = attention.shape[1] // tokens
+    return xp.reshape(attention @ keys, (n * tokens, heads * dim))

@@ -22,6 +22,20 @@ Result = TypeVar("Result")
 
 # Timed on products of 16 to 64 dimensions: smaller blocks pay for calls, larger ones for memory.
 BLOCK_BYTES = 4 * 2**20
+_GPU_BLOCK_BYTES = 512 * 2**20  # a GPU has no cache to speak of, and a call costs it more
+_GPU_SHARE = 32  # of a GPU's free memory, one part in so many: working arrays come in dozens
+
+
+def block_bytes(reference: Array) -> int:
+    """The size of blocks for work on arrays like this one: small on a CPU, large on a GPU.
+
+    On a GPU that has little memory free it is less, a power of two, so that blocks, and with them
+    the order of sums, do not depend on its last bytes.
+    """
+    free = arrays.gpu_memory(reference)
+    if free is None:
+        return BLOCK_BYTES
+    return min(_GPU_BLOCK_BYTES, 1 << max(BLOCK_BYTES, free // _GPU_SHARE).bit_length() - 1)
 
 
 def slices(

@@ -52,19 +52,23 @@ def plain_token_array(X: Any, name: str = "X") -> Array:
     array = arrays.as_array(X, name)
     arrays.check_real(array, name)
     arrays.check_finite(array, name)
-    if array.ndim != 3:
-        raise ValueError(
-            f"{name} has shape {tuple(array.shape)}, expected three axes (examples, tokens, dim)"
-        )
-    if 0 in array.shape:
-        raise ValueError(
-            f"{name} has shape {tuple(array.shape)}, expected at least one example, token and dim"
-        )
+    token_shape(tuple(array.shape), name)
     return array
 
 
-def key_mask(mask: Any, X: Array, name: str = "mask") -> Array | None:
-    """A Boolean array (n, tokens), True for the tokens that are there; None if all are."""
+def token_shape(shape: tuple[int, ...], name: str = "X") -> None:
+    """A shape (n, tokens, dim), with at least one of each."""
+    if len(shape) != 3:
+        raise ValueError(f"{name} has shape {shape}, expected three axes (examples, tokens, dim)")
+    if 0 in shape:
+        raise ValueError(f"{name} has shape {shape}, expected at least one example, token and dim")
+
+
+def key_mask(mask: Any, X: Array, name: str = "mask", start: int = 0) -> Array | None:
+    """A Boolean array (n, tokens), True for the tokens that are there; None if all are.
+
+    Errors count examples from `start` on.
+    """
     if mask is None:
         return None
     array = arrays.beside(arrays.as_boolean(mask, name), X)
@@ -77,7 +81,7 @@ def key_mask(mask: Any, X: Array, name: str = "mask") -> Array | None:
     empty = xp.astype(~xp.any(array, axis=1), xp.int64)
     if bool(xp.any(empty != 0)):
         raise ValueError(
-            f"{name} leaves example {int(xp.argmax(empty))} without a token, "
+            f"{name} leaves example {start + int(xp.argmax(empty))} without a token, "
             "expected at least one True in every row"
         )
     return array

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from onelayer import arrays, attention, blocks, checks, interchange, pretrained
+from onelayer import arrays, attention, blocks, checks, interchange, pretrained, sources
 from onelayer.arrays import Array
 from onelayer.inputs import Seed
+from onelayer.sources import Chunk
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,16 +136,43 @@ class AttentionLayer:
         attends to itself and those before it. A row that may attend to nothing gets the output
         bias alone. The result has X's namespace, device and dtype, and memory beyond it is bounded.
 
+        X may be too large for memory. For a Dask array the outputs are one as well, computed where
+        its chunks are when somebody wants them; for a function that gives blocks of examples they
+        are a function that gives blocks of outputs; a file mapped into memory is read in pieces.
+
         >>> layer = AttentionLayer.random(heads=2, dim=4)
         >>> layer(np.ones((1, 2, 4)), mask=[[True, False]]).shape
         (1, 2, 4)
+        >>> outputs = layer(lambda: (np.full((5, 2, 4), i) for i in range(3)))
+        >>> sum(len(block) for block in outputs())
+        15
         """
-        X = checks.token_array(X)
-        if X.shape[2] != self.dim:
+        for value, name in ((X, "X"), (mask, "mask")):
+            sources.refuse_generator(value, name)
+        if sources.is_elsewhere(X) or sources.is_elsewhere(mask):
+            return self._outputs_elsewhere({"X": X, "mask": mask}, causal)
+        return self._outputs(Chunk(0, (X, mask)), causal)
+
+    def _outputs_elsewhere(self, given: dict[str, Any], causal: bool) -> Any:
+        """Checks of what can be seen at once; what is in the chunks shows when they are read."""
+        X, mask = sources.sample(given)
+        arrays.check_real(X, "X")
+        checks.token_shape(tuple(getattr(given["X"], "shape", X.shape)))
+        self._check_dim(X)
+        if mask is not None and mask.shape[1:] != X.shape[1:2]:
             raise ValueError(
-                f"X has tokens of dimension {X.shape[2]}, expected {self.dim} as the layer has"
+                f"mask has rows of shape {tuple(mask.shape[1:])}, "
+                f"expected {tuple(X.shape[1:2])}: one entry per token of X"
             )
-        mask = checks.key_mask(mask, X)
+        work = partial(self._outputs, causal=causal)
+        row_shape = (int(X.shape[1]), self.out_dim)
+        return sources.mapped(work, given, row_shape, arrays.floating(X).dtype)
+
+    def _outputs(self, chunk: Chunk, causal: bool) -> Array:
+        X, mask = chunk.arrays
+        X = checks.token_array(X)
+        self._check_dim(X)
+        mask = checks.key_mask(mask, X, start=chunk.start)
         layer = self.to(X)
         n, tokens, _ = X.shape
         per_example = 8 * tokens * self.heads * (2 * self.dim + 2 * tokens)
@@ -152,6 +181,12 @@ class AttentionLayer:
             part_mask = None if mask is None else mask[part, ...]
             outputs[part, ...] = layer._forward(X[part, ...], part_mask, causal)
         return outputs
+
+    def _check_dim(self, X: Array) -> None:
+        if X.shape[2] != self.dim:
+            raise ValueError(
+                f"X has tokens of dimension {X.shape[2]}, expected {self.dim} as the layer has"
+            )
 
     def _forward(self, X: Array, mask: Array | None, causal: bool) -> Array:
         xp = arrays.namespace(X)

@@ -323,9 +323,8 @@ def test_a_cell_that_kills_workers_of_a_cluster_is_a_failure_of_its_own(store, m
 
 
 def test_a_scheduler_that_does_not_answer_is_told(store, monkeypatch):
-    distributed = pytest.importorskip("distributed")
-    client = distributed.Client
-    monkeypatch.setattr(distributed, "Client", lambda address, timeout: client(address, timeout=1))
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("onelayer.cluster._PATIENCE", 1)
     with pytest.raises(OSError, match=r"no Dask scheduler answers at tcp://127.0.0.1:1: "):
         run([Plan(lab_fakes.claim(lab_fakes.double), "quick")], store, cluster="tcp://127.0.0.1:1")
 

@@ -7,10 +7,11 @@ from example_sets import all_features, gaussian, ragged, random_mask
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onelayer import blocks
+from onelayer import blocks, sources
 from onelayer.arrays import device, namespace, to_numpy
+from onelayer.chunks import OneByOne
 from onelayer.random_features import attention, design, mlp
-from onelayer.random_features.design import Design
+from onelayer.random_features.design import Design, SpreadDesign
 from onelayer.random_features.positions import Positions
 from onelayer.random_features.sets import as_sets
 
@@ -30,13 +31,10 @@ def by_panels(phi):
     return np.concatenate(columns, axis=1), np.concatenate(rows, axis=0)
 
 
-def small_panels(monkeypatch, panel_bytes=500, block_bytes=300):
-    """Panels of a few columns or rows, tiles of fewer, and chunks of one example."""
-    cut = blocks.slices
-    monkeypatch.setattr(design, "PANEL_BYTES", panel_bytes)
-    monkeypatch.setattr(
-        blocks, "slices", lambda n, each, size=block_bytes, start=0: cut(n, each, size, start)
-    )
+def small_panels(monkeypatch):
+    """Panels of a few columns or rows, tiles of fewer, and blocks of one example."""
+    monkeypatch.setattr(design, "PANEL_BYTES", 500)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 300)
 
 
 FORMS = {
@@ -93,14 +91,12 @@ def test_features_live_where_the_examples_do():
     n=st.integers(1, 40),
     heads=st.integers(1, 30),
     panel_bytes=st.integers(1, 4000),
-    cuts=st.lists(st.integers(1, 40)),
 )
-def test_panels_cover_everything_once_in_order(n, heads, panel_bytes, cuts):
+def test_panels_cover_everything_once_in_order(n, heads, panel_bytes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(design, "PANEL_BYTES", panel_bytes)
         phi = Design(draw(heads, dim=2), as_sets(np.ones((n, 2, 2))))
-        cuts = [cut for cut in cuts if cut <= n]
-        columns, rows = phi.column_panels(), phi.row_panels(cuts)
+        columns, rows = phi.column_panels(), phi.row_panels()
     assert [i for part in columns for i in range(3 * heads)[part]] == list(range(3 * heads))
     assert [i for part in rows for i in range(n)[part]] == list(range(n))
     assert all(part.start % 3 == part.stop % 3 == 0 for part in columns)
@@ -108,7 +104,6 @@ def test_panels_cover_everything_once_in_order(n, heads, panel_bytes, cuts):
     assert all(
         part.stop - part.start == 1 or _bytes(part, 3 * heads) <= panel_bytes for part in rows
     )
-    assert {part.stop for part in rows} >= {*cuts, n}
 
 
 def _bytes(part, width):
@@ -119,8 +114,6 @@ def test_panels_are_no_smaller_than_they_need_to_be():
     phi = Design(draw(), as_sets(gaussian(7, 5, 3)))
     assert phi.column_panels() == [slice(0, 24)]
     assert phi.row_panels() == [slice(0, 7)]
-    assert phi.row_panels(cuts=[3, 5]) == [slice(0, 3), slice(3, 5), slice(5, 7)]
-    assert phi.row_panels(cuts=[0, 7, 7]) == [slice(0, 7)]
 
 
 def test_panels_share_memory():
@@ -134,20 +127,19 @@ def test_every_row_is_scaled_once(monkeypatch, xp_array):
     expected = all_features(draw(), X) * scale[:, None]
     small_panels(monkeypatch)
     phi = Design(draw(), as_sets(xp_array(X)), xp_array(scale))
-    for found in (*by_panels(phi), *by_panels(phi), *by_panels(phi.first(7))):
+    for found in (*by_panels(phi), *by_panels(phi)):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-    for found in by_panels(phi.first(4)):
-        np.testing.assert_allclose(found, expected[:4], rtol=0, atol=1e-12)
 
 
-def test_the_twin_in_double_precision_is_another_only_if_need_be(xp_array):
-    X = gaussian(7, 5, 3)
-    single, double = (Design(draw(), as_sets(xp_array(X.astype(t)))) for t in ("f4", "f8"))
-    assert double.double() is double
-    expected = by_panels(Design(draw(), as_sets(xp_array(X.astype("f4").astype("f8")))))
-    for found, exact in zip(by_panels(single.double()), expected, strict=True):
+def test_features_are_computed_in_the_kind_of_a_sample(xp_array):
+    X, mask = gaussian(7, 5, 3, dtype="f4"), random_mask(np.random.default_rng(0), 7, 5)
+    phi = Design(draw(), as_sets(X, mask), sample=xp_array(np.zeros((1, 5, 3))))
+    expected = all_features(draw(), X.astype("f8"), mask)
+    panel = phi.by_rows(slice(0, 7))
+    assert namespace(panel) is namespace(phi.sample)
+    for found in by_panels(phi):
         assert found.dtype == np.float64
-        np.testing.assert_allclose(found, exact, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
 def test_the_twin_in_single_precision_has_the_same_features(xp_array):
@@ -156,21 +148,6 @@ def test_the_twin_in_single_precision_has_the_same_features(xp_array):
     for found, expected in zip(by_panels(phi.single()), by_panels(phi), strict=True):
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_first_examples_have_the_same_features(xp_array, form):
-    X, mask = FORMS[form](xp_array, "f8")
-    phi = Design(draw(), as_sets(X, mask))
-    first = phi.first(3)
-    assert (first.rows, first.columns) == (3, 24)
-    for found in by_panels(first):
-        np.testing.assert_allclose(found, by_panels(phi)[0][:3], rtol=0, atol=1e-13)
-
-
-def test_all_examples_are_the_same_design():
-    phi = Design(draw(), as_sets(gaussian(7, 5, 3)))
-    assert phi.first(7) is phi
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
@@ -215,3 +192,56 @@ def test_products_with_examples_on_disk_take_little_memory(monkeypatch, tmp_path
     tracemalloc.stop()
     assert peak < X.nbytes / 4
     np.testing.assert_allclose(found[::1000], all_features(drawn, X[::1000]) @ weights, atol=1e-12)
+
+
+# Wherever the examples are
+
+
+def spread(X, targets, scale, rows=3):
+    """Examples in memory, and the same in chunks of a few."""
+    sets = as_sets(X)
+    here = sources.here(sets, targets, scale)
+    starts = np.append(np.arange(0, len(sets), rows), len(sets))
+
+    def read(positions):
+        return (here.between(*starts[i : i + 2]).chunks.values[0] for i in positions)
+
+    chunks = OneByOne(read, tuple(range(len(starts) - 1)))
+    for examples in (here, sources.Source(chunks, starts, here.samples)):
+        yield SpreadDesign(draw(), examples, sets.sample)
+
+
+def products(design, targets, factor, told):
+    """A sum over examples that needs their features, their targets and something of all."""
+    told(1.0)
+    return factor * to_numpy(design.by_rows(slice(0, design.rows))).T @ to_numpy(targets)
+
+
+def test_sums_are_the_same_in_one_chunk_and_in_many(xp_array):
+    X, targets, scale = gaussian(7, 5, 3), gaussian(7, 2, seed=1), np.arange(1.0, 8.0)
+    expected = 2.0 * all_features(draw(), X).T @ (scale[:, None] * targets)
+    for phi in spread(xp_array(X), xp_array(targets), xp_array(scale)):
+        told = []
+        found = phi.summed(products, 2.0, told=told.append)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+        assert len(told) == phi.steps
+
+
+def test_a_pass_tells_of_panels_in_memory_and_of_chunks_elsewhere(monkeypatch):
+    monkeypatch.setattr(design, "PANEL_BYTES", 8 * 24 * 2)  # two examples
+    here, there = spread(gaussian(7, 5, 3), gaussian(7, 2), None)
+    assert (here.steps, there.steps) == (4, 3)
+    assert (here.between(0, 5).steps, there.between(0, 5).steps) == (3, 2)
+
+
+@pytest.mark.parametrize("scale", [None, np.arange(1.0, 8.0)])
+def test_examples_can_be_brought_here(xp_array, scale):
+    X, targets = gaussian(7, 5, 3), gaussian(7, 2, seed=1)
+    rows = np.ones(7) if scale is None else scale
+    expected = all_features(draw(), X) * rows[:, None]
+    scale = None if scale is None else xp_array(scale)
+    for whole in spread(xp_array(X), xp_array(targets), scale):
+        for part in (slice(0, 7), slice(3, 6)):
+            phi, y = whole.between(part.start, part.stop).here()
+            np.testing.assert_allclose(by_panels(phi)[0], expected[part], rtol=0, atol=1e-12)
+            np.testing.assert_array_equal(to_numpy(y), targets[part])

@@ -255,10 +255,9 @@ def test_a_gaussian_process_takes_the_kernel():
 
 def test_the_kernel_takes_every_form_of_sets(xp_array):
     expected = ol.attention_kernel(X[:5], X_TEST)
-    assert isinstance(ol.attention_kernel(xp_array(X[:5])), np.ndarray)
     for form in (xp_array, list, lambda a: [xp_array(example) for example in a]):
         got = ol.attention_kernel(form(X[:5]), form(X_TEST))
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-13)
+        np.testing.assert_allclose(to_numpy(got), expected, rtol=0, atol=1e-13)
     sets = ragged([2, 4, 3], dim=3)
     np.testing.assert_allclose(
         ol.attention_kernel(X[:5], sets.X, Z_mask=sets.mask),

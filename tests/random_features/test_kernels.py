@@ -2,26 +2,21 @@
 
 import math
 
-import mpmath
+import kernel_kinds
 import numpy as np
 import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import ndtr
 
-from onelayer.random_features import kernels
+from onelayer import arrays, blocks
+from onelayer.random_features import kernels, relu_moments
 
-NEAR_ONE = [0.0, 2.0**-53, 1e-15, 1e-12, 1e-8, 1e-4, 0.1, 0.4]
-CORRELATIONS = [*(1 - gap for gap in NEAR_ONE), 0.3, 0.0, -0.3, *(gap - 1 for gap in NEAR_ONE)]
-MEANS = [0.0, 1e-300, -1e-9, 0.4, -0.4, 0.4000001, 2.0, -2.0, -7.5, 30.0, -30.0, 1e3, -1e3]
 
-means = st.one_of(st.floats(-5, 5), st.floats(-1e3, 1e3))
-correlations = st.one_of(
-    st.floats(-1, 1),
-    st.floats(0, 17).map(lambda digits: 1 - 10**-digits),
-    st.floats(0, 17).map(lambda digits: 10**-digits - 1),
-)
+@pytest.fixture(params=kernel_kinds.KINDS[1:])
+def tensor(request):
+    """A function that turns a numpy array into a tensor, on a CPU or a GPU."""
+    return kernel_kinds.converter(request.param)
 
 
 def examples(n, keys, dim=3, seed=0):
@@ -37,157 +32,6 @@ def identity_bias(dim=3):
 
 def random_bias(dim=3, seed=7):
     return np.random.default_rng(seed).standard_normal((dim + 1, dim + 1))
-
-
-def error(value, true):
-    """Relative to the true value where that is above 1."""
-    return abs(value - true) / max(1.0, abs(true))
-
-
-# E[relu(u) relu(v)]
-
-
-@pytest.mark.parametrize("rho", CORRELATIONS)
-def test_moment_is_exact_in_every_corner(rho):
-    grid = kernels.relu_moment(np.array(MEANS)[:, None], MEANS, rho)
-    assert grid.shape == (len(MEANS), len(MEANS))
-    for i, h in enumerate(MEANS):
-        for j, k in enumerate(MEANS[: i + 1]):
-            assert error(grid[i, j], oracles.relu_moment(h, k, rho)) < 1e-13, (h, k)
-
-
-@given(h=means, k=means, rho=correlations)
-def test_moment_is_exact_anywhere(h, k, rho):
-    assert error(kernels.relu_moment(h, k, rho), oracles.relu_moment(h, k, rho)) < 1e-13
-
-
-@given(h=means, k=means, rho=correlations)
-def test_moment_keeps_its_symmetries(h, k, rho):
-    moment = kernels.relu_moment(h, k, rho)
-    assert moment >= 0
-    assert error(kernels.relu_moment(k, h, rho), moment) < 1e-14
-    # relu(u) - relu(-u) = u, and E[u relu(v)] = h E relu(v) + ρ P(v > 0).
-    mirrored = kernels.relu_moment(-h, k, -rho) + h * oracles.relu_mean(k, 1.0) + rho * ndtr(k)
-    assert abs(moment - mirrored) < 1e-14 * max(1.0, abs(h)) * max(1.0, k)
-
-
-def test_moment_agrees_with_fifty_digits_where_cancellation_is_worst():
-    corners = [
-        (0.5, 0.5, 1 - 1e-10),
-        (0.5, 0.5 + 1e-5, 1 - 1e-10),
-        (0.5, -0.5, 1e-10 - 1),
-        (1e-12, -2e-12, 1 - 2**-53),
-        (1e3, -2.5, -0.999),
-        (-1.0, 1.0, 0.61),
-    ]
-    for h, k, rho in corners:
-        assert error(kernels.relu_moment(h, k, rho), precise_moment(h, k, rho)) < 1e-14
-
-
-def precise_moment(h, k, rho):
-    """R(h) R(k) + ρ Φ(h) Φ(k) + the integral of (ρ - t) times the density at the origin."""
-    with mpmath.workdps(50):
-        h, k, rho = mpmath.mpf(h), mpmath.mpf(k), mpmath.mpf(rho)
-
-        def remainder(angle):  # t = sin(angle)
-            t, gap = mpmath.sin(angle), mpmath.cos(angle) ** 2
-            return (rho - t) * mpmath.exp(-(h**2 - 2 * t * h * k + k**2) / (2 * gap))
-
-        def relu_mean(x):
-            return mpmath.npdf(x) + x * mpmath.ncdf(x)
-
-        panels = mpmath.linspace(0, mpmath.asin(rho), 9)
-        integral = mpmath.quad(remainder, panels) / (2 * mpmath.pi)
-        product = relu_mean(h) * relu_mean(k) + rho * mpmath.ncdf(h) * mpmath.ncdf(k)
-        return float(product + integral)
-
-
-def test_moment_takes_correlations_that_rounding_left_outside():
-    outside = np.array([1 + 1e-15, -1 - 1e-15])
-    inside = np.array([1.0, -1.0])
-    for h, k in [(0.0, 0.0), (0.5, 0.5), (1.0, -1.0), (-2.0, 3.0)]:
-        np.testing.assert_array_equal(
-            kernels.relu_moment(h, k, outside), kernels.relu_moment(h, k, inside)
-        )
-    np.testing.assert_array_equal(kernels.arc_cosine(outside), kernels.arc_cosine(inside))
-
-
-def test_moment_of_means_far_out_does_not_drown_in_rounding():
-    assert kernels.relu_moment(-1e9, 1.0000001, [-1.0, 0.5, 1.0]).max() < 1e-14
-    linear = 1e9 * oracles.relu_mean(1.0000001, 1.0) + 0.9 * ndtr(1.0000001)
-    assert kernels.relu_moment(1e9, 1.0000001, 0.9) == pytest.approx(linear, rel=1e-15)
-
-
-def test_moment_grows_with_the_correlation():
-    rho = np.sort([*np.linspace(-1, 1, 401), *CORRELATIONS])
-    for h, k in [(0.0, 0.0), (0.7, 0.7), (-1.0, 2.0), (3.0, -3.0), (20.0, 20.0)]:
-        moments = kernels.relu_moment(h, k, rho)
-        assert np.diff(moments).min() > -3e-15 * max(1.0, moments.max())
-
-
-def test_moment_goes_on_smoothly_where_nodes_give_way_to_owens_function():
-    edge = kernels._STEEP
-    h, k = np.meshgrid(np.linspace(-4, 4, 33), np.linspace(-4, 4, 33))
-    for rho in (edge, -edge):
-        outward = np.nextafter(rho, 2 * rho)
-        moments = kernels.relu_moment(h, k, rho)
-        jumps = np.abs(kernels.relu_moment(h, k, outward) - moments) / np.maximum(1, moments)
-        assert 0 < jumps.max() < 5e-15
-
-
-def test_moment_broadcasts_and_leaves_its_arguments_alone():
-    h, k, rho = np.array([[0.5], [-0.5]]), np.array([1.0, 2.0, 3.0]), np.array(0.9)
-    kept = h.copy(), k.copy(), rho.copy()
-    moments = kernels.relu_moment(h, k, rho)
-    assert moments.shape == (2, 3)
-    assert moments[1, 2] == kernels.relu_moment(-0.5, 3.0, 0.9)
-    for argument, copy in zip((h, k, rho), kept, strict=True):
-        np.testing.assert_array_equal(argument, copy)
-    assert np.ndim(kernels.relu_moment(0.0, 0.0, 0.0)) == 0
-    assert kernels.relu_moment(np.zeros((0, 2)), 0.0, 0.5).shape == (0, 2)
-
-
-# The case of no means
-
-
-def precise_arc_cosine(rho):
-    with mpmath.workdps(60):
-        rho = mpmath.mpf(rho)
-        value = mpmath.sqrt(1 - rho**2) + rho * (mpmath.pi - mpmath.acos(rho))
-        return value / (2 * mpmath.pi)
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_arc_cosine_is_right_in_every_digit(sign):
-    rho = sign * (1 - np.concatenate([np.logspace(-16, 0, 200), np.linspace(0, 1, 101)[1:]]))
-    true = [precise_arc_cosine(float(r)) for r in rho]
-    for value, exact in zip(kernels.arc_cosine(rho), true, strict=True):
-        assert abs(value - exact) <= 3e-15 * exact
-
-
-def test_arc_cosine_at_its_ends():
-    assert kernels.arc_cosine(-1.0) == 0.0
-    assert kernels.arc_cosine(1.0) == 0.5
-    assert kernels.arc_cosine(0.0) == pytest.approx(0.5 / math.pi, rel=1e-15)
-
-
-def test_arc_cosine_is_the_moment_without_means():
-    rho = np.linspace(-1, 1, 1001)
-    np.testing.assert_allclose(
-        kernels.arc_cosine(rho), kernels.relu_moment(0.0, 0.0, rho), rtol=0, atol=1e-15
-    )
-
-
-def test_arc_cosine_of_more_than_a_block_keeps_shape_and_argument():
-    rho = np.linspace(-1, 1, 3 * kernels._PAIRS + 6).reshape(3, -1).T
-    kept = rho.copy()
-    values = kernels.arc_cosine(rho)
-    assert values.shape == rho.shape
-    np.testing.assert_array_equal(rho, kept)
-    rows = [0, 1, kernels._PAIRS // 3, -1]
-    for row in rows:
-        np.testing.assert_allclose(values[row], kernels.arc_cosine(rho[row]), rtol=1e-15)
-    assert kernels.arc_cosine(np.zeros((0, 3))).shape == (0, 3)
 
 
 # Attention
@@ -233,8 +77,8 @@ def test_attention_kernel_does_not_depend_on_the_blocks(bias, monkeypatch):
     mask = random_mask(np.random.default_rng(0), 7, 5)
     whole = kernels.attention_kernel_block(X, mask, Z, None, bias)
     for pairs, width in [(1, 1), (7, 2), (40, 4), (100, 100)]:
-        monkeypatch.setattr(kernels, "_PAIRS", pairs)
-        monkeypatch.setattr(kernels, "_WIDTH", width)
+        monkeypatch.setattr(relu_moments, "block_pairs", lambda reference, pairs=pairs: pairs)
+        monkeypatch.setattr(kernels, "_WIDTH", width * relu_moments.CACHED_PAIRS // pairs)
         parts = kernels.attention_kernel_block(X, mask, Z, None, bias)
         np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-14 * np.abs(whole).max())
 
@@ -348,13 +192,12 @@ def test_mlp_kernel_is_the_limit_of_many_features():
 def test_gram_of_both_kinds_is_the_whole_matrix(size):
     X, Z = examples(5, 2), examples(4, 3, seed=1)
     whole = kernels.attention_kernel_block(X, None, X, None, None)
-    symmetric = kernels.gram(5, None, attention_tile(X, X), size=size)
+    symmetric = kernels.gram(5, None, attention_tile(X, X), X, size)
     np.testing.assert_allclose(symmetric, whole, rtol=1e-13)
     np.testing.assert_array_equal(symmetric, symmetric.T)
     whole = kernels.attention_kernel_block(X, None, Z, None, None)
-    np.testing.assert_allclose(
-        kernels.gram(5, 4, attention_tile(X, Z), size=size), whole, rtol=1e-13
-    )
+    found = kernels.gram(5, 4, attention_tile(X, Z), X, size)
+    np.testing.assert_allclose(found, whole, rtol=1e-13)
 
 
 def attention_tile(X, Z):
@@ -378,7 +221,7 @@ def test_symmetric_gram_does_half_of_the_work_and_tells_of_it():
             seen.append(stage)
             assert len(seen) == len(computed)
 
-    kernels.gram(20, None, block, track, size=5)
+    kernels.gram(20, None, block, np.zeros(1), 5, track)
     assert computed == kernels.tiles(20, None, 5)
     assert len(seen) == 10
     assert all(rows.start >= columns.start for rows, columns in computed)
@@ -392,3 +235,82 @@ def test_tiles_cover_every_entry_once(count, others, size):
         if others is None and rows != columns:
             covered[columns, rows] += 1
     assert (covered == 1).all()
+
+
+# In torch
+
+BIASES = {"unbiased": None, "identity": identity_bias(), "random": random_bias()}
+BIASES["huge means"] = 1e4 * random_bias()
+
+
+def torch_cases():
+    """Examples on two sides, with their masks."""
+    rng = np.random.default_rng(0)
+    X, Z = examples(9, 5), examples(8, 4, seed=1)
+    alike, nearly, opposite, zero = examples(9, 5), examples(9, 5), examples(9, 5), examples(9, 5)
+    alike[:, 1:] = alike[:1, 1:2]
+    nearly[1:] = nearly[:1] + 1e-9 * nearly[1:]
+    opposite[1::2, :, :-1] *= -1e6
+    zero[2:, :, :-1] = 0.0
+    return {
+        "random": (X, None, Z, None),
+        "masked": (X, random_mask(rng, 9, 5), Z, random_mask(rng, 8, 4)),
+        "without keys": (X, np.arange(6) < rng.integers(1, 3, (9, 1)), Z, None),
+        "alike": (alike, None, alike, None),
+        "nearly alike": (nearly, None, nearly, None),
+        "opposite": (opposite, None, opposite, None),
+        "zero": (zero, None, zero, None),
+        "itself": (X, None, X, None),
+        "one": (X[:1, :2], None, Z[:1, :2], None),
+        "no keys": (X[:, :1], None, Z, None),
+        "none": (X[:0], None, Z, None),
+    }
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("case", torch_cases())
+def test_attention_kernel_in_torch_is_that_in_numpy(tensor, case, bias):
+    X, mask, Z, other_mask = torch_cases()[case]
+    given = [X, mask, Z, other_mask, BIASES[bias]]
+    expected = kernels.attention_kernel_block(*given)
+    found = kernels.attention_kernel_block(*(None if x is None else tensor(x) for x in given))
+    assert arrays.device(found) == arrays.device(tensor(X))
+    largest = np.abs(expected).max(initial=0.0)
+    np.testing.assert_allclose(arrays.to_numpy(found), expected, rtol=0, atol=1e-13 * largest)
+
+
+@pytest.mark.parametrize("bias", [None, random_bias()], ids=["unbiased", "biased"])
+def test_blocks_as_large_as_on_a_gpu_change_nothing(tensor, bias, monkeypatch):
+    X, Z = examples(70, 3), examples(130, 4, seed=1)
+    expected = kernels.attention_kernel_block(X, None, Z, None, bias)
+    monkeypatch.setattr(blocks, "block_bytes", lambda reference: 64 * 2**20)
+    summed = []
+    whole = kernels._sum_over_keys
+
+    def counted(rows, columns, work):
+        summed.append(arrays.namespace(work))
+        return whole(rows, columns, work)
+
+    monkeypatch.setattr(kernels, "_sum_over_keys", counted)
+    bias = None if bias is None else tensor(bias)
+    found = kernels.attention_kernel_block(tensor(X), None, tensor(Z), None, bias)
+    assert summed == [arrays.namespace(found)]
+    atol = 1e-13 * np.abs(expected).max()
+    np.testing.assert_allclose(arrays.to_numpy(found), expected, rtol=0, atol=atol)
+
+
+def test_tiles_of_cheap_entries_are_blocks(monkeypatch):
+    reference = np.zeros(1)
+    assert [kernels.tile_size(reference, pairs) for pairs in (0, 1, 100)] == [256, 256, 256]
+    monkeypatch.setattr(blocks, "block_bytes", lambda reference: 512 * 2**20)
+    assert [kernels.tile_size(reference, pairs) for pairs in (1, 4, 256)] == [2896, 1448, 256]
+
+
+def test_mlp_kernel_in_torch_is_that_in_numpy(tensor):
+    X = np.random.default_rng(0).standard_normal((40, 6))
+    X[10:20], X[20:30] = -2 * X[:10], X[:10] * (1 + 1e-9)
+    expected = kernels.mlp_kernel_block(X, X[::2], 0.3)
+    found = kernels.mlp_kernel_block(tensor(X), tensor(X)[::2], 0.3)
+    assert arrays.device(found) == arrays.device(tensor(X))
+    atol = 1e-14 * expected.max()
+    np.testing.assert_allclose(arrays.to_numpy(found), expected, rtol=0, atol=atol)

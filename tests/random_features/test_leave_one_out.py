@@ -1,11 +1,12 @@
 import numpy as np
 import oracles
 import pytest
+from ridge_problems import solve
 
 from onelayer import inputs
 from onelayer.arrays import to_numpy
 from onelayer.random_features import design as design_module
-from onelayer.random_features import leave_one_out, mlp, ridge
+from onelayer.random_features import leave_one_out, mlp
 from onelayer.random_features.design import Design
 from onelayer.random_features.sets import as_sets
 
@@ -30,7 +31,7 @@ def problem(n, weights=None, xp_array=np.asarray):
 
 def solved(design, targets, weights, xp_array=np.asarray):
     rows = targets if weights is None else targets * np.sqrt(weights)[:, None]
-    ((coefficients, alphas),) = ridge.solve_features(design, xp_array(rows), None, [design.rows])
+    ((coefficients, alphas),) = solve(design, xp_array(rows), None, [design.rows])
     return to_numpy(coefficients), alphas
 
 
@@ -90,7 +91,7 @@ def test_the_best_penalty_of_the_path_is_chosen_for_every_target(n, kind):
 def test_every_size_of_a_curve_chooses_for_itself():
     design, _, targets = problem(30)
     sizes = [5, 12, 20, 30]
-    found = ridge.solve_features(design, targets, None, sizes)
+    found = solve(design, targets, None, sizes)
     for size, (coefficients, alphas) in zip(sizes, found, strict=True):
         alone, its_alphas = solved(problem(size)[0], targets[:size], None)
         np.testing.assert_allclose(alphas, its_alphas, rtol=1e-9)
@@ -100,11 +101,11 @@ def test_every_size_of_a_curve_chooses_for_itself():
 
 def test_narrow_panels_choose_the_same(monkeypatch):
     design, _, targets = problem(30)
-    expected = ridge.solve_features(design, targets, None, [20, 30])
+    expected = solve(design, targets, None, [20, 30])
     monkeypatch.setattr(design_module, "PANEL_BYTES", 4 * 8 * FEATURES)
     assert len(design.row_panels()) > 2
     for (a, alphas), (b, others) in zip(
-        ridge.solve_features(design, targets, None, [20, 30]), expected, strict=True
+        solve(design, targets, None, [20, 30]), expected, strict=True
     ):
         np.testing.assert_allclose(alphas, others, rtol=1e-12)
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
@@ -131,6 +132,6 @@ def test_an_example_that_decides_alone_is_not_divided_by_zero():
     X[2] = 1.0
     design = Design(silent_but_one, as_sets(X, least_tokens=1))
     targets = np.array([[0.0], [0.0], [1.0], [0.0]])
-    ((weights, alphas),) = ridge.solve_features(design, targets, None, [4])
+    ((weights, alphas),) = solve(design, targets, None, [4])
     assert np.isfinite(weights).all()
     assert np.isfinite(alphas).all()

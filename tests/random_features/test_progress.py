@@ -198,5 +198,23 @@ def test_progress_bar_of_a_search_shows_its_fits(capsys):
     assert "Gram matrix" in shown
 
 
+def test_steps_are_told_by_calls():
+    told = []
+
+    def track(parts, stage):
+        for part in parts:
+            told.append(f"{stage} {part} begins")
+            yield part
+            told.append(f"{stage} {part} ends")
+
+    done = progress.ticking(track, 2, "step")
+    assert told == ["step 0 begins"]
+    done(0.5)
+    assert told[1:] == ["step 0 ends", "step 1 begins"]
+    done(1.0)
+    done(1.0)
+    assert told[3:] == ["step 1 ends"]
+
+
 def test_nobody_watches_unless_asked():
     assert list(progress.untracked([1, 2], "stage")) == [1, 2]

@@ -9,6 +9,7 @@ from ridge_problems import (
     duplicated,
     features_of,
     narrow_panels,
+    solve,
     stages_of,
     targets_for,
     tokens,
@@ -61,7 +62,7 @@ def test_weighted_rows_weigh_their_squared_errors(xp_array, n):
     weights[2] = 0.0
     design, targets = design_for(X, 15, xp_array, weights), targets_for(X)
     rows = targets * np.sqrt(weights)[:, None]
-    ((found, _),) = ridge.solve_features(design, xp_array(rows), 0.2, [n])
+    ((found, _),) = solve(design, xp_array(rows), 0.2, [n])
     expected = oracles.ridge_weights(features_of(design_for(X, 15)), targets, 0.2, weights)
     np.testing.assert_allclose(to_numpy(found), expected, rtol=1e-8, atol=1e-10)
 
@@ -72,21 +73,18 @@ def test_features_in_float32_are_solved_in_float64(xp_array, n):
     design = design_for(X, 15, xp_array)
     assert design.by_rows(slice(0, 1)).dtype == xp_array(X).dtype
     sizes, targets = [n // 2, n], xp_array(targets_for(X))
-    found, expected = (
-        ridge.solve_features(phi, targets, 1e-2, sizes) for phi in (design, design.double())
-    )
+    double = Design(design._map, as_sets(xp_array(X.astype("f8"))))
+    found, expected = (solve(phi, targets, 1e-2, sizes) for phi in (design, double))
     for (weights, _), (exact, _) in zip(found, expected, strict=True):
         assert weights.dtype == targets.dtype
         np.testing.assert_array_equal(to_numpy(weights), to_numpy(exact))
-    check_all_sizes(design.double(), targets_for(X), 1e-2, sizes, xp_array)
+    check_all_sizes(double, targets_for(X), 1e-2, sizes, xp_array)
 
 
 @pytest.mark.parametrize("n", [10, 40])
 def test_a_target_of_zeros_gets_weights_of_zero(xp_array, n):
     X = tokens(n)
-    ((weights, _),) = ridge.solve_features(
-        design_for(X, 15, xp_array), xp_array(np.zeros((n, 2))), 1.0, [n]
-    )
+    ((weights, _),) = solve(design_for(X, 15, xp_array), xp_array(np.zeros((n, 2))), 1.0, [n])
     np.testing.assert_array_equal(to_numpy(weights), np.zeros((15, 2)))
 
 
@@ -108,7 +106,7 @@ def test_of_many_solutions_the_smallest_is_taken(xp_array, monkeypatch, n, first
     design, targets = design_for(X, 15, xp_array), targets_for(X)
     remedy = "alpha=0 is singular to working precision.*a larger alpha, or alpha='loo'"
     with pytest.warns(LinAlgWarning, match=remedy) as caught:
-        ((weights, _),) = ridge.solve_features(design, xp_array(targets), 0.0, [n])
+        ((weights, _),) = solve(design, xp_array(targets), 0.0, [n])
     assert len(caught) == 1
     expected = np.linalg.pinv(features_of(design), rcond=1e-10) @ targets
     np.testing.assert_allclose(to_numpy(weights), expected, rtol=0, atol=1e-8 * abs(expected).max())
@@ -122,7 +120,7 @@ def test_a_penalty_that_is_lost_in_rounding_counts_as_none(n):
     phi = features_of(design)
     alpha = 2e-16 * np.linalg.norm(phi, ord=2) ** 2
     with pytest.warns(LinAlgWarning, match="is singular to working precision"):
-        ((weights, _),) = ridge.solve_features(design, targets, alpha, [n])
+        ((weights, _),) = solve(design, targets, alpha, [n])
     expected = np.linalg.pinv(phi, rcond=1e-10) @ targets
     np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-8 * abs(expected).max())
 
@@ -133,7 +131,7 @@ def test_sizes_that_are_not_singular_are_solved_without_a_warning():
     design, targets = design_for(X, 40), targets_for(X)
     phi = features_of(design)
     with pytest.warns(LinAlgWarning) as caught:
-        found = ridge.solve_features(design, targets, 0.0, [4, 8, 12])
+        found = solve(design, targets, 0.0, [4, 8, 12])
     assert len(caught) == 1
     for size, (weights, _) in zip([4, 8, 12], found, strict=True):
         expected = np.linalg.pinv(phi[:size], rcond=1e-10) @ targets[:size]
@@ -144,7 +142,7 @@ def test_features_that_are_all_zero_give_weights_of_zero():
     X = np.zeros((6, 3, 2))
     silent = mlp.MLPMap(-np.ones((7, 9)), 3)
     with pytest.warns(LinAlgWarning):
-        ((weights, _),) = ridge.solve_features(Design(silent, as_sets(X)), targets_for(X), 0.0, [6])
+        ((weights, _),) = solve(Design(silent, as_sets(X)), targets_for(X), 0.0, [6])
     np.testing.assert_array_equal(weights, np.zeros((9, 2)))
 
 

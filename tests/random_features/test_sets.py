@@ -2,12 +2,18 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from example_sets import gaussian, ragged, small_raggeds
+from example_sets import gaussian, ragged, random_mask, small_raggeds
 from hypothesis import given
 
 from onelayer import arrays, blocks
 from onelayer.arrays import device, namespace, to_numpy
-from onelayer.random_features.sets import as_sets, is_collection_of_sets, single_tokens
+from onelayer.random_features.sets import (
+    Sets,
+    as_sets,
+    is_collection_of_sets,
+    joined,
+    single_tokens,
+)
 
 ALL = slice(0, None)
 
@@ -107,19 +113,52 @@ def test_lists_take_the_widest_of_their_dtypes(xp_array, dtypes, expected):
 
 def test_first_examples_of_an_array_and_its_mask(xp_array):
     X, mask = gaussian(4, 3, 2), np.array([[1, 1, 0], [1, 0, 1], [1, 1, 1], [1, 1, 1]]) == 1
-    first = as_sets(xp_array(X), xp_array(mask)).first(2)
+    first = as_sets(xp_array(X), xp_array(mask))[:2]
     assert len(first) == 2
     tokens, there = first.block(ALL)
     np.testing.assert_array_equal(to_numpy(tokens), np.where(mask[:2, :, None], X[:2], 0.0))
     np.testing.assert_array_equal(to_numpy(there), mask[:2])
-    assert as_sets(xp_array(X)).first(3).block(ALL)[1] is None
+    assert as_sets(xp_array(X))[:3].block(ALL)[1] is None
 
 
 def test_first_examples_of_a_list(xp_array):
     examples = ragged([2, 4, 3], dim=2).examples
-    first = as_sets([xp_array(example) for example in examples]).first(2)
+    first = as_sets([xp_array(example) for example in examples])[:2]
     assert len(first) == 2
     np.testing.assert_array_equal(to_numpy(first.block(ALL)[0])[1], examples[1])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_examples_can_be_cut_like_an_array_and_joined_again(xp_array, masked):
+    X, mask = gaussian(5, 3, 2), random_mask(np.random.default_rng(0), 5, 3) if masked else None
+    sets = as_sets(xp_array(X), None if mask is None else xp_array(mask))
+    assert sets.shape == (5, 3, 2)
+    parts = [sets[:2, ...], sets[2:3], sets[3:, ...]]
+    assert [part.shape for part in parts] == [(2, 3, 2), (1, 3, 2), (2, 3, 2)]
+    for found, expected in zip(joined(parts).block(ALL), sets.block(ALL), strict=True):
+        assert (found is None) == (expected is None)
+        if expected is not None:
+            np.testing.assert_array_equal(to_numpy(found), to_numpy(expected))
+    assert joined(parts[:1]) is parts[0]
+
+
+def test_a_part_of_a_list_has_room_for_the_longest():
+    sets = as_sets(ragged([2, 4, 3], dim=2).examples)
+    assert sets[:1].shape == (1, 4, 2)
+
+
+def test_examples_are_placed_with_their_masks(monkeypatch):
+    placed = []
+    monkeypatch.setattr(
+        arrays, "place", lambda array, device: placed.append((array, device)) or -array
+    )
+    X, mask = gaussian(2, 3, 2), np.ones((2, 3), dtype=int)
+    there = Sets(X, mask, 2, 3).placed("there")
+    assert (placed[0][0] is mask, placed[0][1]) == (True, "there")
+    np.testing.assert_array_equal(there.tokens, -X)
+    np.testing.assert_array_equal(there.mask, -mask)
+    for found, expected in zip(as_sets(list(X)).placed("there").tokens, X, strict=True):
+        np.testing.assert_array_equal(found, -expected)
 
 
 def test_sample_is_one_example(xp_array):
@@ -306,7 +345,7 @@ def test_arrays_on_disk_are_read_block_by_block(tmp_path, dtype):
     mapped = on_disk(tmp_path, X)
     tracemalloc.start()
     sets = as_sets(mapped)
-    first = sets.first(5000)
+    first = sets[:5000]
     tokens, _ = sets.block(slice(4000, 4100))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -62,7 +62,7 @@ def squares_left(posed, space, coordinates):
     """The sum of squares that the best projections for these heads leave over, by loops."""
     X, Y = to_numpy(posed.X), to_numpy(posed.Y)
     heads = matrices(space, coordinates, posed.dim)
-    return oracles.reduced_loss(X, Y, heads) * posed.equations()
+    return oracles.reduced_loss(X, Y, heads) * posed.equations
 
 
 # The net
@@ -190,7 +190,7 @@ def test_the_true_heads_leave_nothing_over():
     others = np.random.default_rng(0).standard_normal((4, 2))
     tuples = np.array(list(itertools.combinations(range(7), 3)))
     found = candidates.losses(space, np.concatenate([coordinates, others]), tuples, posed)
-    size = posed.equations()  # outputs have unit mean square
+    size = posed.equations  # outputs have unit mean square
     assert tuples[np.argmin(found)].tolist() == [0, 1, 2]
     assert abs(found.min()) < 1e-6 * size
     assert np.sort(found)[1] > 1e-3 * size
@@ -219,9 +219,7 @@ def test_heads_at_coordinates_stand_side_by_side(xp_array):
 @pytest.mark.parametrize(("heads", "seed"), [(2, 0), (2, 1), (3, 2)])
 def test_normal_equations_have_the_slopes_of_the_reduced_loss(xp_array, heads, seed):
     posed, space, coordinates = noise_problem(seed, heads, xp_array=xp_array)
-    fit = reduced.fit(
-        posed.blocks(heads), candidates.stack(space, coordinates, posed), False, posed.equations()
-    )
+    fit = reduced.fit(posed.cut(heads), candidates.stack(space, coordinates, posed))
     directions = candidates._directions(space, posed)
     _, gradient = candidates._normal_equations(fit, directions)
     assert gradient.shape == (heads * (heads - 1),)
@@ -238,9 +236,7 @@ def test_normal_equations_have_the_slopes_of_the_reduced_loss(xp_array, heads, s
 @pytest.mark.parametrize("heads", [2, 3])
 def test_normal_equations_have_the_curvature_of_the_reduced_loss_where_nothing_is_left(heads):
     posed, _, space, coordinates = posed_layer(heads=heads, n=60, dim=2)
-    fit = reduced.fit(
-        posed.blocks(heads), candidates.stack(space, coordinates, posed), False, posed.equations()
-    )
+    fit = reduced.fit(posed.cut(heads), candidates.stack(space, coordinates, posed))
     normal, gradient = candidates._normal_equations(fit, candidates._directions(space, posed))
     np.testing.assert_allclose(normal, normal.T, rtol=0, atol=1e-8 * abs(normal).max())
     assert abs(gradient).max() < 1e-8 * abs(normal).max()
@@ -260,7 +256,7 @@ def test_refinement_lowers_the_loss_and_stays_in_the_space(xp_array, monkeypatch
     before = squares_left(posed, space, coordinates)
     after = squares_left(posed, space, refined)
     assert after < 0.999 * before
-    assert fit.loss * posed.equations() == pytest.approx(after, rel=1e-8)
+    assert fit.loss * posed.equations == pytest.approx(after, rel=1e-8)
     points = to_numpy(attention.unstack(fit.stacked, 2)).reshape(heads, -1)
     np.testing.assert_allclose(points, space.points(refined), rtol=0, atol=1e-12)
     away = points - space.centre
@@ -275,7 +271,7 @@ def test_refinement_ends_where_the_loss_is_flat(seed):
     normal, gradient = candidates._normal_equations(fit, directions)
     # What a full step could gain, relative to what is left.
     gain = float(gradient @ np.linalg.lstsq(normal, gradient, rcond=None)[0])
-    assert gain < 1e-2 * fit.loss * posed.equations()
+    assert gain < 1e-2 * fit.loss * posed.equations
 
 
 @pytest.mark.parametrize(("heads", "seed"), [(2, 0), (2, 1), (3, 2)])
@@ -353,7 +349,7 @@ def test_refinement_starts_at_the_tuples_with_the_least_losses(monkeypatch):
     def refine(space, start, fitted):
         starts.append(start)
         stacked = candidates.stack(space, start, fitted)
-        return start, reduced.fit(fitted.blocks(2), stacked, False, fitted.equations())
+        return start, reduced.fit(fitted.cut(2), stacked)
 
     monkeypatch.setattr(candidates, "refine_inside", refine)
     monkeypatch.setattr(candidates, "_MOST_PER_AXIS", 6)

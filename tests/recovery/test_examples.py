@@ -1,13 +1,13 @@
-from functools import partial
-
+import cases
 import numpy as np
 import pytest
+from cases import as_they_are, in_blocks_of, in_small_blocks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onelayer import AttentionLayer, blocks, inputs
+from onelayer import AttentionLayer, blocks, inputs, sources
 from onelayer.arrays import namespace, to_numpy
-from onelayer.recovery import examples, problem
+from onelayer.recovery import problem
 
 NONE = np.array([], dtype=int)
 
@@ -27,13 +27,13 @@ def signs(n=50, seed=0):
     return X.astype(np.int8), Y.astype(np.float32)
 
 
-def gathered(X, Y, held_out=NONE, device=None, as_array=np.asarray):
-    return examples.gather(as_array(X), as_array(Y), held_out, device=device)
+def gathered(X, Y, held_out=NONE, as_array=np.asarray, **options):
+    return cases.gathered(as_array(X), as_array(Y), held_out, **options)
 
 
-def in_small_blocks(monkeypatch, block_bytes):
-    """Let a block be of so many bytes."""
-    monkeypatch.setattr(blocks, "slices", partial(blocks.slices, block_bytes=block_bytes))
+def scale_of(source):
+    """What outputs are divided by."""
+    return source.spread.output_scale
 
 
 def blocks_of(source, most=None):
@@ -65,7 +65,7 @@ def test_whitening_is_that_of_a_problem_with_the_same_examples(xp_array, held_ou
     posed = problem.pose(X[rest], Y[rest], None, False, False)
     assert namespace(source.whitening) is namespace(xp_array(X))
     np.testing.assert_allclose(to_numpy(source.whitening), posed.whitening, rtol=0, atol=1e-12)
-    assert source.output_scale == pytest.approx(posed.output_scale, rel=1e-12)
+    assert scale_of(source) == pytest.approx(posed.output_scale, rel=1e-12)
 
 
 def test_what_is_held_out_does_not_count(xp_array):
@@ -77,7 +77,7 @@ def test_what_is_held_out_does_not_count(xp_array):
     Y[held_out] = -1000.0
     source = gathered(X, Y, held_out, as_array=xp_array)
     np.testing.assert_allclose(to_numpy(source.whitening), plain.whitening, rtol=0, atol=1e-12)
-    assert source.output_scale == pytest.approx(plain.output_scale, rel=1e-12)
+    assert scale_of(source) == pytest.approx(scale_of(plain), rel=1e-12)
 
 
 @pytest.mark.parametrize("sizes", [(1.0, 1e200), (1e90, 1e-200), (1e-90, 1e300), (1e99, 1.0)])
@@ -86,14 +86,14 @@ def test_units_do_not_matter(sizes):
     plain, other = gathered(X, Y), gathered(X * sizes[0], Y * sizes[1])
     for mine, theirs in zip(seen(other), seen(plain), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-11)
-    assert other.output_scale == pytest.approx(plain.output_scale * sizes[1], rel=1e-12)
+    assert scale_of(other) == pytest.approx(scale_of(plain) * sizes[1], rel=1e-12)
     np.testing.assert_allclose(other.whitening * sizes[0], plain.whitening, rtol=0, atol=1e-11)
 
 
 def test_tokens_and_outputs_that_are_all_zero_stay_zero(xp_array):
     source = gathered(np.zeros((6, 2, 3)), np.zeros((6, 2, 4)), as_array=xp_array)
     np.testing.assert_array_equal(to_numpy(source.whitening), np.eye(3))
-    assert source.output_scale == 1.0
+    assert scale_of(source) == 1.0
     assert not any(array.any() for array in seen(source))
 
 
@@ -119,7 +119,7 @@ def test_blocks_show_what_is_not_held_out_once_and_in_order(data, n, block_bytes
         tokens, outputs = seen(source)
     rest = kept(n, held_out)
     np.testing.assert_allclose(tokens, X[rest] @ source.whitening, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(outputs, Y[rest] / source.output_scale, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(outputs, Y[rest] / scale_of(source), rtol=0, atol=1e-12)
 
 
 def test_blocks_are_read_on_every_backend(xp_array, monkeypatch):
@@ -145,14 +145,14 @@ def test_size_of_the_blocks_does_not_matter(monkeypatch, block_bytes):
     cut = gathered(X, Y, held_out)
     assert len(blocks_of(cut)[0]) > 1
     np.testing.assert_allclose(cut.whitening, whole.whitening, rtol=0, atol=1e-13)
-    assert cut.output_scale == pytest.approx(whole.output_scale, rel=1e-13)
+    assert scale_of(cut) == pytest.approx(scale_of(whole), rel=1e-13)
     for mine, theirs in zip(seen(cut), before, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
 
 
 def test_memory_of_a_block_is_bounded_whatever_the_number_of_examples():
     X, Y = (np.broadcast_to(np.ones(1), (200_000, 4, 16)) for _ in range(2))
-    source = examples.Examples(X, Y, NONE, None, np.eye(16), 1.0)
+    source = as_they_are(X, Y)
     sizes = source.fold(lambda X, Y: [X.nbytes + Y.nbytes], lambda first, second: first + second)
     assert max(sizes) <= blocks.BLOCK_BYTES
     assert sum(sizes) == 2 * 8 * 200_000 * 4 * 16
@@ -170,17 +170,20 @@ def test_numbers_of_any_kind_are_read_as_the_same_numbers(xp_array, dtype):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
 
 
-def test_files_on_disk_are_read_as_the_arrays_in_them(tmp_path, monkeypatch):
+@pytest.mark.parametrize("source_of", [sources.here, sources.in_pieces])
+def test_files_on_disk_are_read_as_the_arrays_in_them(tmp_path, monkeypatch, source_of):
     X, Y = signs()
     in_small_blocks(monkeypatch, 8000)
+    monkeypatch.setattr(sources, "CHUNK_BYTES", 1000)
     for name, array in (("X", X), ("Y", Y)):
         np.save(tmp_path / f"{name}.npy", array)
     mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "XY"]
     held_out = np.array([0, 1, 20, 49])
-    source, plain = gathered(*mapped, held_out, as_array=lambda a: a), gathered(X, Y, held_out)
-    assert isinstance(source.X, np.memmap)
+    source = gathered(*mapped, held_out, as_array=lambda a: a, source=source_of)
+    plain = gathered(X, Y, held_out, source=source_of)
+    assert len(source.spread.source.chunks) == (1 if source_of is sources.here else 4)
     np.testing.assert_array_equal(source.whitening, plain.whitening)
-    assert source.output_scale == plain.output_scale
+    assert scale_of(source) == scale_of(plain)
     assert len(blocks_of(source)[0]) > 1
     for mine, theirs in zip(seen(source), seen(plain), strict=True):
         assert type(mine) is np.ndarray
@@ -204,7 +207,7 @@ def test_passes_tell_how_far_they_are(monkeypatch):
     X, Y = drawn(40)
     in_small_blocks(monkeypatch, 8000)
     told = []
-    source = examples.gather(X, Y, NONE, passing=told.append)
+    source = gathered(X, Y, passing=told.append)
     whitening = told.copy()
     seen(source)
     for shares in (whitening, told[len(whitening) :]):
@@ -220,8 +223,8 @@ def test_passes_tell_how_far_they_are(monkeypatch):
 def test_about_so_many_examples_are_read_from_all_over(monkeypatch, most):
     n = 400
     position = np.repeat(np.arange(n, dtype=float), 2).reshape(n, 2, 1)
-    source = examples.Examples(position, position, NONE, None, np.eye(1), 1.0)
-    in_small_blocks(monkeypatch, 10 * 8 * 2 * (2 + 4 + 12))  # of ten examples
+    source = as_they_are(position, position)
+    in_blocks_of(monkeypatch, 10, source)
     assert {len(part) for part in blocks_of(source)[0]} == {10}
     read = seen(source, most)[0][:, 0, 0]
     assert most <= len(read) < most + 10
@@ -235,7 +238,7 @@ def test_about_so_many_examples_are_read_from_all_over(monkeypatch, most):
 @pytest.mark.parametrize("most", [400, 401, 10**9, None])
 def test_all_examples_are_read_if_so_many_are_asked_for(monkeypatch, most):
     position = np.repeat(np.arange(400.0), 2).reshape(400, 2, 1)
-    source = examples.Examples(position, position, np.array([17]), None, np.eye(1), 1.0)
+    source = as_they_are(position, position, np.array([17]))
     in_small_blocks(monkeypatch, 1500)
     assert seen(source, most)[0][:, 0, 0].tolist() == kept(400, np.array([17]))
 
@@ -243,8 +246,8 @@ def test_all_examples_are_read_if_so_many_are_asked_for(monkeypatch, most):
 def test_a_part_shows_nothing_that_is_held_out(monkeypatch):
     position = np.repeat(np.arange(400.0), 2).reshape(400, 2, 1)
     held_out = np.arange(0, 400, 3)
-    source = examples.Examples(position, position, held_out, None, np.eye(1), 1.0)
-    in_small_blocks(monkeypatch, 10 * 8 * 2 * (2 + 4 + 12))
+    source = as_they_are(position, position, held_out)
+    in_blocks_of(monkeypatch, 10, source)
     read = seen(source, 100)[0][:, 0, 0]
     assert 60 <= len(read) <= 70
     assert not set(read) & set(held_out)
@@ -263,7 +266,7 @@ def test_positions_are_ascending_and_not_held_out(seed, n, share, most):
     rng = np.random.default_rng(seed)
     held_out = np.sort(rng.choice(n, int(share * n), replace=False))
     X = np.zeros((n, 1, 1))
-    source = examples.Examples(X, X, held_out, None, np.eye(1), 1.0)
+    source = as_they_are(X, X, held_out)
     found = source.positions(most, np.random.default_rng(seed))
     assert len(found) == min(most, source.count)
     assert (np.diff(found) > 0).all()
@@ -274,7 +277,7 @@ def test_positions_are_ascending_and_not_held_out(seed, n, share, most):
 
 def test_positions_are_other_ones_with_another_generator():
     X = np.zeros((1000, 1, 1))
-    source = examples.Examples(X, X, np.arange(10), None, np.eye(1), 1.0)
+    source = as_they_are(X, X, np.arange(10))
     first, second = (source.positions(20, np.random.default_rng(seed)) for seed in (0, 1))
     assert len(set(first) & set(second)) < 10
 
@@ -287,12 +290,12 @@ def test_a_problem_holds_the_whitened_rows(xp_array, index):
     whitening = to_numpy(source.whitening)
     assert namespace(posed.X) is namespace(xp_array(X))
     np.testing.assert_allclose(to_numpy(posed.X), X[index] @ whitening, rtol=0, atol=1e-12)
-    expected = Y[index] / source.output_scale
+    expected = Y[index] / scale_of(source)
     np.testing.assert_allclose(to_numpy(posed.Y), expected, rtol=0, atol=1e-12)
     assert posed.mask is None
     assert not posed.causal
     assert not posed.bias
-    assert posed.output_scale == source.output_scale
+    assert posed.output_scale == scale_of(source)
     assert posed.whitening is source.whitening
 
 

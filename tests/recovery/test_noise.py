@@ -2,12 +2,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import random_mask, solved_case
+from cases import flat, random_mask, solved_case
 
 from onelayer import AttentionLayer, inputs
 from onelayer.recovery import noise
 
 SEEDS = range(12)
+
+
+def is_noise(fit, seed):
+    return noise.is_noise(fit, flat(fit.cut.chunks), np.random.default_rng(seed))
+
+
+def structure(fit, seed):
+    return noise.structure(fit, flat(fit.cut.chunks), np.random.default_rng(seed))
 
 
 def residual_case(seed, n=400, size=0.1, bias=False, masked=False):
@@ -21,10 +29,7 @@ def residual_case(seed, n=400, size=0.1, bias=False, masked=False):
 
 @pytest.mark.parametrize("options", [{}, {"bias": True, "masked": True}])
 def test_residuals_that_are_noise_pass(options):
-    verdicts = [
-        noise.is_noise(residual_case(seed, **options).fit(), np.random.default_rng(seed))
-        for seed in SEEDS
-    ]
+    verdicts = [is_noise(residual_case(seed, **options).fit(), seed) for seed in SEEDS]
     assert sum(verdicts) >= len(SEEDS) - 1  # a false alarm is to be rare
 
 
@@ -34,26 +39,26 @@ def test_residuals_of_a_missing_head_do_not_pass(options):
         case = residual_case(seed, **options)
         bias = None if case.key_bias is None else case.key_bias[:1]
         fit = replace(case, attention=case.attention[:1], key_bias=bias).fit()
-        assert not noise.is_noise(fit, np.random.default_rng(seed))
+        assert not is_noise(fit, seed)
 
 
 def test_residuals_of_wrong_attention_do_not_pass(xp_array):
     case = residual_case(0, size=1e-3)
     fit = replace(case, attention=1.5 * case.attention).fit(xp_array)
-    assert not noise.is_noise(fit, np.random.default_rng(0))
+    assert not is_noise(fit, 0)
 
 
 def test_noise_passes_on_every_backend_alike(xp_array):
     case = residual_case(1)
-    expected = noise.structure(case.fit(), np.random.default_rng(3))
-    found = noise.structure(case.fit(xp_array), np.random.default_rng(3))
+    expected = structure(case.fit(), 3)
+    found = structure(case.fit(xp_array), 3)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_structure_is_measured_over_all_blocks():
     case = residual_case(2)
-    whole = np.array(noise.structure(case.fit(), np.random.default_rng(3)))
-    cut = np.array(noise.structure(case.fit(per_block=150), np.random.default_rng(3)))
+    whole = np.array(structure(case.fit(), 3))
+    cut = np.array(structure(case.fit(per_block=150), 3))
     np.testing.assert_allclose(cut[:, 0], whole[:, 0], rtol=1e-6)
     for sizes in whole:
         assert len(sizes) > 50
@@ -64,7 +69,7 @@ def test_structure_is_measured_over_all_blocks():
 def test_noise_is_as_large_under_flips_as_without_but_for_what_the_fit_took():
     ratios = []
     for seed in SEEDS:
-        kinds = noise.structure(residual_case(seed).fit(), np.random.default_rng(seed))
+        kinds = structure(residual_case(seed).fit(), seed)
         ratios.append([sizes[0] / np.median(sizes[1:]) for sizes in kinds])
     assert (np.median(ratios, axis=0) > 0.1).all()
     assert (np.median(ratios, axis=0) < 1.7).all()

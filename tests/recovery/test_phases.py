@@ -4,10 +4,11 @@ from dataclasses import replace
 import numpy as np
 import oracles
 import pytest
+from cases import gathered
 
 from onelayer import AttentionLayer, Reason, inputs
 from onelayer.arrays import namespace, to_numpy
-from onelayer.recovery import candidates, examples, phases, projection_sum, reduced
+from onelayer.recovery import candidates, phases, projection_sum, reduced
 from onelayer.recovery.body import Body
 from onelayer.recovery.phases import State
 from onelayer.recovery.projection_sum import Estimate
@@ -30,7 +31,7 @@ def begin(layer, X, heads=2, fitted=500, as_array=np.asarray):
     rng = np.random.default_rng(0)
     n = len(X)
     held_out = np.sort(rng.choice(n, max(1, n // 20), replace=False))
-    source = examples.gather(as_array(X), as_array(layer(X)), held_out)
+    source = gathered(as_array(X), as_array(layer(X)), held_out)
     chosen = source.positions(fitted, rng)
     return State(source, source.problem(chosen), source.problem(held_out), heads)
 
@@ -55,7 +56,7 @@ def true_heads(layer, state):
 
 
 def sum_error(layer, state):
-    W = root(state) @ layer.projection.sum(axis=0) / state.examples.output_scale
+    W = root(state) @ layer.projection.sum(axis=0) / state.examples.spread.output_scale
     return oracles.relative_error(to_numpy(state.sum.projection_sum), W)
 
 
@@ -206,7 +207,7 @@ def test_heads_and_projections_are_as_near_as_their_space(walk):
 def test_sculpting_rests_on_the_sum_alone():
     layer = random_layer()
     state = begin(layer, inputs.gaussian(5000, 3, 8, seed=0))
-    W = root(state) @ layer.projection.sum(axis=0) / state.examples.output_scale
+    W = root(state) @ layer.projection.sum(axis=0) / state.examples.spread.output_scale
     state, measured = phases.sculpted(replace(state, sum=Estimate(W, 1e-3, 1)))
     sculpture = state.sculpture
     basis = sculpture.spectrum.directions[: sculpture.free]
@@ -263,7 +264,7 @@ def test_heads_are_found_in_a_space_that_contains_them(xp_array, monkeypatch):
     state = replace(state, space=space, sculpture=sculpture_around(space))
     state, measured = phases.solved(state)
     assert state.refusal is None
-    assert namespace(state.found.fit.stacked) is namespace(state.examples.X)
+    assert namespace(state.found.fit.stacked) is namespace(state.examples.whitening)
     assert max(head_error(layer, state)) < 1e-5
     assert measured.error < 1e-5
 

@@ -133,9 +133,9 @@ def test_a_layer_goes_there_and_back():
 @given(case=small_cases(most_examples=60))
 def test_equations_are_the_numbers_observed(case):
     posed = case.problem()
-    assert posed.equations() == case.equations
+    assert posed.equations == case.equations
     if case.mask is None:
-        assert posed.equations() == case.Y.size
+        assert posed.equations == case.Y.size
 
 
 @pytest.mark.parametrize("examples", [49, 98, 103])
@@ -145,7 +145,7 @@ def test_equations_do_not_fall_to_rounding(examples):
     for extra in range(examples):
         mask[extra, 1] = True
         posed = pose(np.asarray, np.ones((examples, 2, 1)), np.ones((examples, 2, 1)), mask)
-        assert posed.equations() == examples + extra + 1
+        assert posed.equations == examples + extra + 1
 
 
 @pytest.mark.parametrize(
@@ -178,14 +178,14 @@ def test_take_gives_the_examples_asked_for_in_the_same_coordinates(xp_array, mas
     assert taken.output_scale == posed.output_scale
     if masked:
         np.testing.assert_array_equal(to_numpy(taken.mask), case.mask[index])
-        assert taken.equations() == case.mask[index].sum() * case.Y.shape[2]
+        assert taken.equations == case.mask[index].sum() * case.Y.shape[2]
 
 
 def test_blocks_hold_all_examples_in_their_order(xp_array, monkeypatch):
     case = random_case(7, n=7, bias=True)
     posed = case.problem(xp_array)
     cuts = [slice(0, 3), slice(3, 6), slice(6, 7)]
-    monkeypatch.setattr(blocks, "slices", lambda n, _: cuts)
+    monkeypatch.setattr(blocks, "slices", lambda n, *_: cuts)
     parts = posed.blocks(2)
     assert [part.keys.shape[0] for part in parts] == [3, 3, 1]
     keys = np.concatenate([to_numpy(part.keys) for part in parts])
@@ -209,7 +209,7 @@ def fit_with_padding(xp_array, tokens, outputs, causal=False):
     Y = np.where(mask[..., None], case.Y, outputs)
     posed = pose(xp_array, X, Y, mask, causal, bias=True)
     stacked = like(attention.stack(case.attention, case.key_bias), posed.X)
-    fit = reduced.fit(posed.blocks(2), stacked, True, posed.equations())
+    fit = reduced.fit(posed.cut(2), stacked)
     single = like(np.ones(tuple(stacked.shape), dtype=np.float32), stacked)
     xp = namespace(single)
     product = reduced.jacobian(fit, single=True).normal(xp.astype(single, xp.float32))

@@ -1,20 +1,19 @@
 import itertools
 import math
-from functools import partial
 
+import cases
 import numpy as np
 import oracles
 import pytest
+from cases import in_small_blocks, tokens_and_outputs
 
-from onelayer import AttentionLayer, blocks, inputs
+from onelayer import AttentionLayer, inputs
 from onelayer.arrays import namespace, to_numpy
-from onelayer.recovery import examples, projection_sum
-
-NONE = np.array([], dtype=int)
+from onelayer.recovery import projection_sum
 
 
-def gathered(X, Y, held_out=NONE, as_array=np.asarray):
-    return examples.gather(as_array(X), as_array(Y), held_out)
+def gathered(X, Y, held_out=(), as_array=np.asarray):
+    return cases.gathered(as_array(X), as_array(Y), held_out)
 
 
 def sampled(
@@ -34,7 +33,7 @@ def root(source):
 
 def true_sum(layer, source):
     """W in the coordinates of the examples."""
-    return root(source) @ layer.projection.sum(axis=0) / source.output_scale
+    return root(source) @ layer.projection.sum(axis=0) / source.spread.output_scale
 
 
 def mean_head(layer, source):
@@ -48,9 +47,9 @@ def true_error(estimate, layer, source):
 
 def whitened(source):
     """All tokens and outputs as the phases see them."""
-    posed = source.problem(
-        np.array([i for i in range(source.X.shape[0]) if i not in source.held_out])
-    )
+    held_out = source.spread.held_out
+    total = source.count + len(held_out)
+    posed = source.problem(np.array([i for i in range(total) if i not in held_out]))
     return to_numpy(posed.X), to_numpy(posed.Y)
 
 
@@ -85,7 +84,7 @@ def test_crude_sum_is_the_correlation_of_summed_tokens_and_outputs(xp_array, sha
     _, source = sampled(0, n=15, as_array=xp_array, draw=inputs.gaussian, **shape)
     estimate = projection_sum.crude(source)
     X, Y = whitened(source)
-    assert namespace(estimate.projection_sum) is namespace(source.X)
+    assert namespace(estimate.projection_sum) is namespace(source.whitening)
     np.testing.assert_allclose(
         to_numpy(estimate.projection_sum), correlation(X, Y), rtol=0, atol=1e-12
     )
@@ -94,7 +93,7 @@ def test_crude_sum_is_the_correlation_of_summed_tokens_and_outputs(xp_array, sha
 
 def test_crude_sum_passes_over_what_is_held_out():
     _, whole = sampled(0, n=20)
-    source = gathered(whole.X, whole.Y, np.array([0, 7, 8]))
+    source = gathered(*tokens_and_outputs(whole), np.array([0, 7, 8]))
     estimate = projection_sum.crude(source)
     X, Y = whitened(source)
     assert len(X) == 17
@@ -152,7 +151,7 @@ def test_few_of_the_examples_suffice_to_measure_the_error(monkeypatch):
     _, source = sampled(0)
     whole = projection_sum.crude(source).error
     monkeypatch.setattr(projection_sum, "_SAMPLE", 2000)
-    monkeypatch.setattr(blocks, "slices", partial(blocks.slices, block_bytes=2**18))
+    in_small_blocks(monkeypatch, 2**18)
     part = projection_sum.crude(source).error
     assert part != pytest.approx(whole, rel=1e-6)
     assert part == pytest.approx(whole, rel=0.2)
@@ -205,10 +204,10 @@ def test_the_bound_on_the_refined_sum_holds_where_the_point_says_nothing():
 
 def test_refined_sum_is_the_same_on_every_backend(xp_array):
     layer, plain = sampled(0, n=2000, draw=inputs.gaussian)
-    source = gathered(plain.X, plain.Y, as_array=xp_array)
+    source = gathered(*tokens_and_outputs(plain), as_array=xp_array)
     point = mean_head(layer, plain)
     mine, theirs = (projection_sum.refined(s, point) for s in (source, plain))
-    assert namespace(mine.projection_sum) is namespace(source.X)
+    assert namespace(mine.projection_sum) is namespace(source.whitening)
     np.testing.assert_allclose(
         to_numpy(mine.projection_sum), theirs.projection_sum, rtol=0, atol=1e-9
     )
@@ -220,7 +219,7 @@ def test_size_of_the_blocks_does_not_matter(monkeypatch, block_bytes):
     layer, source = sampled(0, n=2000, draw=inputs.gaussian)
     point = mean_head(layer, source)
     whole = [projection_sum.crude(source), projection_sum.refined(source, point)]
-    monkeypatch.setattr(blocks, "slices", partial(blocks.slices, block_bytes=block_bytes))
+    in_small_blocks(monkeypatch, block_bytes)
     cut = [projection_sum.crude(source), projection_sum.refined(source, point)]
     for mine, theirs in zip(cut, whole, strict=True):
         np.testing.assert_allclose(mine.projection_sum, theirs.projection_sum, rtol=0, atol=1e-9)

@@ -2,11 +2,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import random_case, small_cases, well_posed_cases
+from cases import flat, random_case, small_cases, well_posed_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onelayer.arrays import like, namespace, to_numpy
+from onelayer.chunks import InMemory, OneByOne
 from onelayer.recovery import reduced
 
 VARIANTS = [
@@ -30,17 +31,14 @@ def direction_for(fit, seed=0):
 
 def pushed(fit, direction, single=False):
     """J times a direction, all blocks below one another."""
-    products = reduced.jacobian(fit, single=single)
-    moved = [
-        products.push(part, attended, direction) for part, attended in enumerate(products.attended)
-    ]
-    return np.concatenate([to_numpy(part) for part in moved])
+    moved = reduced.jacobian(fit, single=single).pushed(direction)
+    return np.concatenate([to_numpy(part) for part in flat(moved)])
 
 
 def split(fit, rows):
-    """Rows for all examples, cut as the fit's blocks are."""
-    cuts = np.cumsum([block.outputs.shape[0] for block in fit.blocks])[:-1]
-    return tuple(like(part, fit.stacked) for part in np.split(rows, cuts))
+    """Rows for all examples, cut as the fit's blocks are, in one chunk."""
+    cuts = np.cumsum([block.outputs.shape[0] for block in flat(fit.cut.chunks)])[:-1]
+    return InMemory((tuple(like(part, fit.stacked) for part in np.split(rows, cuts)),))
 
 
 def assert_close(actual, expected, relative=1e-9):
@@ -59,7 +57,7 @@ def test_features_weights_and_loss_are_those_of_plain_least_squares(xp_array, ca
     fit = case.fit(xp_array)
     assert namespace(fit.weights) is namespace(xp_array(case.X))
     H = case.features()
-    assert_close(np.concatenate([to_numpy(a.features) for a in fit.attended]), H)
+    assert_close(np.concatenate([to_numpy(a.features) for a in flat(fit.attended)]), H)
     assert fit.loss == pytest.approx(case.loss(), rel=1e-10)
     assert fit.error == pytest.approx(case.loss() ** 0.5, rel=1e-10)
     assert fit.heads == case.heads
@@ -78,7 +76,8 @@ def test_loss_is_that_of_least_squares_even_where_weights_are_not_determined(cas
 def test_residuals_are_outputs_less_what_the_weights_explain(xp_array, case):
     fit = case.fit(xp_array)
     total = 0.0
-    for block, attended, residual in zip(fit.blocks, fit.attended, fit.residuals, strict=True):
+    parts = (flat(spread) for spread in (fit.cut.chunks, fit.attended, fit.residuals))
+    for block, attended, residual in zip(*parts, strict=True):
         explained = to_numpy(attended.features) @ to_numpy(fit.weights)
         assert_close(residual, to_numpy(block.outputs) - explained, 1e-6)
         total += float(np.sum(to_numpy(residual) ** 2))
@@ -169,7 +168,7 @@ def test_gradient_is_the_same_on_every_backend(xp_array, case):
 def test_size_of_the_blocks_does_not_matter(xp_array, variant, per_block):
     case = random_case(4, n=12, **variant)
     whole, cut = case.fit(xp_array), case.fit(xp_array, per_block)
-    assert (len(whole.blocks), len(cut.blocks)) == (1, -(-12 // per_block))
+    assert [len(flat(fit.cut.chunks)) for fit in (whole, cut)] == [1, -(-12 // per_block)]
     _, array = direction_for(whole)
     assert cut.loss == pytest.approx(whole.loss, rel=1e-12)
     assert_close(cut.weights, to_numpy(whole.weights))
@@ -180,25 +179,53 @@ def test_size_of_the_blocks_does_not_matter(xp_array, variant, per_block):
     assert abs(to_numpy(products[0])).max() > 0
 
 
-@pytest.mark.parametrize("single", [False, True])
-def test_what_is_not_kept_in_memory_is_computed_again(xp_array, monkeypatch, single):
+def same_with_less_room(xp_array, room, single):
+    """Two fits of the same examples, of which the second holds so many bytes, compared."""
     case = random_case(4, n=12, masked=True, bias=True)
-    kept = case.fit(xp_array, per_block=5)
-    monkeypatch.setattr(reduced, "_KEEP_BYTES", 0)
-    again = case.fit(xp_array, per_block=5)
-    assert isinstance(again.attended, reduced.Recomputed)
-    assert not isinstance(kept.attended, reduced.Recomputed)
-    assert (len(again.attended), len(again.attended[1:])) == (3, 2)
+    kept, again = case.fit(xp_array, per_block=5), case.fit(xp_array, per_block=5, room=room)
     direction = like(direction_for(kept)[0], kept.stacked)
     if single:
         direction = namespace(direction).astype(direction, namespace(direction).float32)
-    first, second = (reduced.jacobian(f, single=single).normal(direction) for f in (kept, again))
-    np.testing.assert_allclose(to_numpy(second), to_numpy(first), rtol=1e-4, atol=1e-5)
+    products = [reduced.jacobian(fit, single=single) for fit in (kept, again)]
+    first, second = (product.normal(direction) for product in products)
+    assert second.dtype == direction.dtype
+    within = 1e-5 if single else 1e-12
+    assert_close(second, to_numpy(first), within)
+    assert abs(to_numpy(first)).max() > 0.1
+    sizes = [product.squared_size(direction) for product in products]
+    assert sizes[1] == pytest.approx(sizes[0], rel=within)
     assert again.loss == kept.loss
+    np.testing.assert_array_equal(to_numpy(again.weights), to_numpy(kept.weights))
     np.testing.assert_array_equal(
         to_numpy(reduced.gradient(again)), to_numpy(reduced.gradient(kept))
     )
-    assert abs(to_numpy(first)).max() > 0.1
+    return again, products[1]
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_what_is_not_kept_in_memory_is_computed_again(xp_array, single):
+    again, products = same_with_less_room(xp_array, 0, single)
+    for spread in (again.attended, again.residuals, products.attended, products.blocks):
+        assert isinstance(spread, OneByOne)
+        assert len(spread) == 3
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_what_there_is_room_for_is_kept_beside_chunks_that_are_read_again(xp_array, single):
+    again, products = same_with_less_room(xp_array, 2**20, single)
+    assert isinstance(again.cut.chunks, OneByOne)
+    for spread in (again.attended, again.residuals, products.attended):
+        assert isinstance(spread, InMemory)
+        assert len(spread) == 3
+
+
+def test_some_is_kept_where_there_is_room_for_that_alone(xp_array):
+    outputs = 8 * 12 * 3 * 2  # bytes: an output is narrower than the tokens of two heads
+    again, _ = same_with_less_room(xp_array, outputs, single=False)
+    assert isinstance(again.residuals, InMemory)
+    assert isinstance(again.attended, OneByOne)
+    again, _ = same_with_less_room(xp_array, outputs - 1, single=False)
+    assert isinstance(again.residuals, OneByOne)
 
 
 def test_squared_size_is_that_of_the_push(xp_array):

@@ -3,11 +3,11 @@ from functools import cache
 
 import numpy as np
 import pytest
+from cases import as_they_are
 
 from onelayer import AttentionLayer, inputs
 from onelayer.recovery import sculpt as sculpt_module
 from onelayer.recovery.body import Spectrum
-from onelayer.recovery.examples import Examples
 from onelayer.recovery.sculpt import clear_gap, sculpt
 
 GOOD = 0.003  # relative error of the sum of projections after phase 3
@@ -20,7 +20,7 @@ def layer_of(heads, dim=8, seed=0):
 def examples_of(layer, X, xp_array=np.asarray):
     """Examples in the coordinates in which they are given, so that the layer's weights hold."""
     parts = (xp_array(array) for array in (X, layer(X)))
-    return Examples(*parts, np.zeros(0, dtype=int), None, xp_array(np.eye(layer.dim)), 1.0)
+    return as_they_are(*parts)
 
 
 def sum_with_error(layer, error, seed=0):

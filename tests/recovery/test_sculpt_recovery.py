@@ -256,7 +256,7 @@ def test_examples_that_fit_in_memory_are_refined():
 
 def test_examples_that_do_not_fit_in_memory_are_sculpted(good, monkeypatch):
     layer, X, Y, _ = good
-    monkeypatch.setattr(driver, "_HELD_BYTES", 2**20)
+    monkeypatch.setattr(driver, "KEPT_BYTES", 2**20)
     found = recover(X, Y, heads=2)
     assert notes(found) == ["sculpt, since the examples take 0.0 GB in memory"]
     assert found.reason is Reason.EXACT
@@ -295,7 +295,7 @@ def test_what_cannot_be_sculpted_is_not_tried(options, monkeypatch):
 
 def test_what_can_only_be_refined_is_though_it_does_not_fit_in_memory(monkeypatch):
     _, X, Y = examples(n=300, dim=4, bias=True)
-    monkeypatch.setattr(driver, "_HELD_BYTES", 2**10)
+    monkeypatch.setattr(driver, "KEPT_BYTES", 2**10)
     found = recover(X, Y, heads=2, bias=True)
     assert notes(found) == ["refine, since sculpt does not apply"]
     assert found.converged

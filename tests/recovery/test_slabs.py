@@ -3,11 +3,11 @@ from functools import cache
 import numpy as np
 import oracles
 import pytest
+from cases import as_they_are, in_blocks_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onelayer import AttentionLayer, blocks, inputs
-from onelayer.recovery.examples import Examples
+from onelayer import AttentionLayer, inputs
 from onelayer.recovery.slabs import WIDTH, Slabs, find_slabs
 
 COUNTS = (16 * 9, 4 * 9)  # of slabs that are chosen in three dimensions
@@ -16,7 +16,7 @@ COUNTS = (16 * 9, 4 * 9)  # of slabs that are chosen in three dimensions
 def examples_of(layer, X, xp_array=np.asarray, held_out=()):
     """Examples in the coordinates in which they are given, so that the layer's weights hold."""
     parts = (xp_array(array) for array in (X, layer(X)))
-    return Examples(*parts, np.array(held_out, dtype=int), None, xp_array(np.eye(layer.dim)), 1.0)
+    return as_they_are(*parts, held_out)
 
 
 def found_in(layer, X, error, xp_array=np.asarray, held_out=()):
@@ -59,15 +59,6 @@ def assert_same(slabs, expected):
         np.testing.assert_allclose(actual[order], wanted, rtol=1e-5, atol=1e-6)
 
 
-def cut_blocks(monkeypatch, per_block):
-    """Blocks of so many examples, whatever their size."""
-
-    def slices(n, _):
-        return [slice(start, min(n, start + per_block)) for start in range(0, n, per_block)]
-
-    monkeypatch.setattr(blocks, "slices", slices)
-
-
 # The best slabs of all
 
 
@@ -83,7 +74,7 @@ def test_slabs_are_the_best_of_a_loop_over_all_rows_and_tokens(xp_array, error):
 @pytest.mark.parametrize("per_block", [1, 7, 100, 199, 1000])
 def test_blocks_do_not_matter(monkeypatch, per_block):
     layer, X, _, best = small_problem(inputs.gaussian, 0.003)
-    cut_blocks(monkeypatch, per_block)
+    in_blocks_of(monkeypatch, per_block, examples_of(layer, X))
     for slabs, expected in zip(found_in(layer, X, 0.003), best, strict=True):
         assert_same(slabs, expected)
 
@@ -91,7 +82,7 @@ def test_blocks_do_not_matter(monkeypatch, per_block):
 @pytest.mark.parametrize("per_block", [1, 7, 20, 100, 1000])
 def test_slabs_that_occur_again_count_once(monkeypatch, per_block):
     layer, X, everything, best = small_problem(few_tokens, 0.01)
-    cut_blocks(monkeypatch, per_block)
+    in_blocks_of(monkeypatch, per_block, examples_of(layer, X))
     for slabs, all_of, expected in zip(found_in(layer, X, 0.01), everything, best, strict=True):
         assert len(all_of) > 2 * len(expected) > 10
         assert_same(slabs, expected)

@@ -2,12 +2,12 @@ from functools import cache
 
 import numpy as np
 import pytest
+from cases import as_they_are
 from hypothesis import given
 from hypothesis import strategies as st
 
 from onelayer import AttentionLayer, inputs
 from onelayer.recovery.body import Body
-from onelayer.recovery.examples import Examples
 from onelayer.recovery.sculpt import Sculpture, sculpt
 from onelayer.recovery.span import Space, distance_of_halves, extract, has_clear_gap
 
@@ -19,7 +19,7 @@ def sculpted(seed, kind="boolean", tokens=2, n=10_000):
     """The heads of a layer, as vectors, and its body with a good sum of projections."""
     layer = AttentionLayer.random(heads=2, dim=8, scale=3.0, seed=seed)
     X = getattr(inputs, kind)(n, tokens, 8, seed=seed + 1000)
-    examples = Examples(X, layer(X), np.zeros(0, dtype=int), None, np.eye(8), 1.0)
+    examples = as_they_are(X, layer(X))
     exact = layer.projection.sum(axis=0)
     away = np.random.default_rng(seed).standard_normal(exact.shape)
     near = exact + GOOD * np.linalg.norm(exact) / np.linalg.norm(away) * away

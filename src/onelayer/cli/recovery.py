@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 import onelayer
-from onelayer import interchange
+from onelayer import cluster as clusters
+from onelayer import files, interchange
 from onelayer.cli.terminal import err, fail, out
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import display
@@ -76,7 +78,7 @@ def recover_command(
         Path,
         typer.Argument(
             help="A .npz or .safetensors file with arrays X and Y, perhaps mask; or a folder with "
-            "X.npy and Y.npy, which are read block by block where the method allows."
+            "X.npy and Y.npy, a .zarr group, an .h5 or .hdf5 file, which are read block by block."
         ),
     ],
     output: Annotated[
@@ -95,6 +97,14 @@ def recover_command(
     tol: Annotated[float, typer.Option(help="Relative error to stop at.")] = 1e-12,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="The scheduler of a Dask cluster, whose machines all see FILE: a folder, .zarr, "
+            ".h5 or .hdf5.",
+        ),
+    ] = None,
     restarts: Annotated[int, typer.Option(help="Further starts if the first fails.")] = 20,
     max_seconds: Annotated[float | None, typer.Option(help="Give up after so long.")] = None,
     force: Annotated[
@@ -113,6 +123,8 @@ def recover_command(
         onelayer recover bert.safetensors --heads 12 --rank 32 --bias -o layer.safetensors
 
         onelayer recover folder/ --method sculpt -o layer.safetensors
+
+        onelayer recover examples.zarr --cluster tcp://scheduler:8786 -o layer.safetensors
     """
     if output.is_dir():
         fail(f"{output} is a folder, expected a file to write to")
@@ -121,8 +133,8 @@ def recover_command(
     if not output.parent.is_dir():
         fail(f"{output.parent} is no folder, expected one to write {output.name} to")
     try:
-        arrays = _read(file)
-        with display.live(err) as listener:
+        with _using(cluster), display.live(err) as listener:
+            arrays = _read(file, on_cluster=cluster is not None)
             found = recover(
                 arrays["X"],
                 arrays["Y"],
@@ -142,7 +154,7 @@ def recover_command(
             )
         if found.converged or force:
             found.layer.save(output)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:
         fail(str(error))
     except KeyboardInterrupt:  # typer would end here without a word
         fail("interrupted; nothing was written", code=130)
@@ -239,27 +251,35 @@ def _conditions_table(
     return table
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The arrays of a folder, an .npz or a .safetensors file, with X and Y among them."""
-    if path.is_dir():
-        arrays = {file.stem: _map_npy(file) for file in sorted(path.glob("*.npy"))}
+def _using(address: str | None) -> AbstractContextManager[None]:
+    """The cluster at an address, if there is one."""
+    return nullcontext() if address is None else clusters.connected(address)
+
+
+def _read(path: Path, on_cluster: bool) -> dict[str, Any]:
+    """The arrays of a file or folder, with X and Y among them; large ones are yet to be read."""
+    lazily = path.suffix in (*files.HDF5, files.ZARR)
+    if lazily or (on_cluster and path.is_dir()):
+        arrays = files.dask_arrays(path)
+    elif on_cluster:
+        raise ValueError(
+            f"{path} cannot be read by the workers of a cluster, "
+            "expected .zarr, .h5, .hdf5 or a folder"
+        )
+    elif path.is_dir():
+        arrays = {file.stem: files.open_npy(file) for file in sorted(path.glob("*.npy"))}
     elif path.suffix == ".npz":
         arrays = _read_npz(path)
     elif path.suffix == ".safetensors":
         arrays = interchange.read_safetensors(path)
     else:
-        raise ValueError(f"{path} ends in {path.suffix!r}, expected .npz, .safetensors or a folder")
+        raise ValueError(
+            f"{path} ends in {path.suffix!r}, "
+            "expected .npz, .safetensors, .zarr, .h5, .hdf5 or a folder"
+        )
     if not {"X", "Y"} <= arrays.keys():
         raise ValueError(f"{path} holds {sorted(arrays)}, expected arrays X and Y")
     return arrays
-
-
-def _map_npy(path: Path) -> Any:
-    """An array that stays on disk."""
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is not a whole .npy file of a plain array") from error
 
 
 def _read_npz(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from threading import Thread
 from typing import Any, Protocol, Self
 
-from onelayer import arrays
+from onelayer import arrays, cluster
 from onelayer.lab.claim import Measured, Parameters
 from onelayer.lab.store import Status
 from onelayer.lab.version import code_version
@@ -91,21 +91,8 @@ class ClusterPool:
     """The workers of a Dask cluster, by the address of its scheduler."""
 
     def __init__(self, address: str) -> None:
-        try:
-            from distributed import Client
-        except ImportError as error:
-            raise ImportError(
-                "a cluster needs dask and distributed, which are not installed: "
-                "pip install 'onelayer[cluster]'"
-            ) from error
-        try:
-            self._client = Client(address, timeout=10)
-        except (OSError, ValueError, TypeError) as error:
-            raise OSError(f"no Dask scheduler answers at {address}: {error}") from error
+        self._client = cluster.connect(address)
         self.places = sum(self._client.nthreads().values())
-        if self.places == 0:
-            self._client.close()
-            raise OSError(f"the Dask cluster at {address} has no workers, expected at least one")
         self._deserted = 0  # looks in a row at which there was no worker
         self._executor: Executor = self._client.get_executor(pure=False)
 

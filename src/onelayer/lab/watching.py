@@ -15,7 +15,7 @@ import numpy as np
 from onelayer.inputs import Seed
 from onelayer.lab.recovering import worst_head
 from onelayer.layer import AttentionLayer
-from onelayer.recovery import methods, phases, span
+from onelayer.recovery import door, methods, phases, span
 from onelayer.recovery.trace import Log
 
 
@@ -41,9 +41,7 @@ class Watched:
 def watched(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[Watched]:
     """The phases of `recover(X, Y, heads=layer.heads, method="sculpt", seed=seed)`, in order."""
     task = methods.Task(
-        X=X,
-        Y=Y,
-        mask=None,
+        given=door.examples(X, Y, None),
         heads=layer.heads,
         rank=None,
         bias=False,
@@ -91,7 +89,7 @@ def _sum_error(state: phases.State, layer: AttentionLayer) -> float:
     """Of W = Σ W_i; the phases' tokens are X A and their outputs Y / s, so that W = A W' s."""
     assert state.sum is not None
     examples, total = state.examples, layer.projection.sum(axis=0)
-    estimate = examples.whitening @ state.sum.projection_sum * examples.output_scale
+    estimate = examples.whitening @ state.sum.projection_sum * examples.spread.output_scale
     return float(np.linalg.norm(estimate - total) / np.linalg.norm(total))
 
 

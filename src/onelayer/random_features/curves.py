@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,14 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 
-from onelayer import arrays, checks
-from onelayer.random_features import validation
+from onelayer import arrays, checks, chunks
+from onelayer.arrays import Array
+from onelayer.chunks import Chunk
+from onelayer.random_features import scores, validation
 from onelayer.random_features.estimators import Regressor
-from onelayer.random_features.sets import Sets
+from onelayer.random_features.models import Model
+from onelayer.random_features.scores import Spread
+from onelayer.sources import Source
 
 
 @dataclass(frozen=True)
@@ -51,12 +56,12 @@ def learning_curve(
 
     The error is the mean squared error over the variance of the target on the test set: 1 is what
     the best constant reaches. Sizes ascend; y is (n,) or (n, targets), and all targets come at
-    once; X and X_test, with `mask` and `mask_test`, take any form that the estimator takes. The
-    features are drawn once, for X, so that the result is that of fitting at every size with the
-    same `random_state` (if the longest set is among the first, where features depend on it). What
-    the sizes share is computed once: the Gram matrix and, for a given alpha and up to as many
-    examples as features, its factor. The estimator is not changed, and tells its callbacks how
-    far it is.
+    once; X and X_test, with `mask` and `mask_test`, take any form that the estimator takes, and may
+    be anywhere that its examples may be. The features are drawn once, for X, so that the result is
+    that of fitting at every size with the same `random_state` (if the longest set is among the
+    first, where features depend on it). What the sizes share is computed once: the Gram matrix and,
+    for a given alpha and up to as many examples as features, its factor. The estimator is not
+    changed, and tells its callbacks how far it is.
 
     >>> from onelayer import inputs
     >>> from onelayer.random_features.estimators import RandomFeatureAttention
@@ -76,29 +81,43 @@ def learning_curve(
         )
     model = clone(estimator)
     problem = model._problem(X, y, mask)
-    checked = validation.as_sizes(sizes, problem.sets)
-    examples = model._sets(X_test, mask_test, reset=False, name="X_test")
-    targets = _checked_targets(y_test, examples, problem.targets.shape[1])
+    checked = validation.as_sizes(sizes, problem)
+    test, _ = model._examples(X_test, y_test, mask_test, None, reset=False, name="X_test")
+    spread = _checked_spread(test, problem.targets)
     found = model._solve(problem, checked, "learning curve")
-    predictions = model._model.predict(examples, [coefficients for coefficients, _ in found])
-    errors = [np.mean((arrays.to_numpy(p) - targets) ** 2, axis=0) for p in predictions]
+    solution = (model._model, [coefficients for coefficients, _ in found], problem.device)
+    squares = chunks.merged(chunks.each(_squared_errors, test.chunks, *solution), operator.add)
     alphas = np.stack([alphas for _, alphas in found])
-    return LearningCurve(np.array(checked), np.stack(errors) / targets.var(axis=0), alphas)
+    return LearningCurve(np.array(checked), squares / len(test) / spread.variance, alphas)
 
 
-def _checked_targets(y_test: Any, examples: Sets, count: int) -> np.ndarray[Any, Any]:
-    """The test targets (n, t) in numpy: as many as there are to learn, and none constant."""
-    targets = arrays.to_numpy(validation.as_targets(y_test, examples, "y_test"))
-    targets = targets.reshape(len(examples), -1)
-    if targets.shape[1] != count:
-        raise ValueError(f"y_test has {targets.shape[1]} targets, expected {count} as y has")
-    constant = (np.ptp(targets, axis=0) == 0) | (targets.var(axis=0) == 0)  # either may underflow
+def _checked_spread(test: Source, count: int) -> Spread:
+    """How the test targets spread: as many as there are to learn, and none constant."""
+    targets = test.samples[1].shape[1]
+    if targets != count:
+        raise ValueError(f"y_test has {targets} targets, expected {count} as y has")
+    found: Spread = chunks.merged(chunks.each(_spread, test.chunks), operator.add)
+    constant = (found.most == found.least) | (found.squares == 0)  # either may underflow
     if constant.any():
         raise ValueError(
             f"y_test is constant in target {int(np.argmax(constant))}, expected targets that vary: "
             "errors are relative to their variance"
         )
-    return targets
+    return found
+
+
+def _spread(chunk: Chunk) -> Spread:
+    return scores.spread(arrays.to_numpy(chunk.arrays[1]), np.ones(len(chunk)))
+
+
+def _squared_errors(
+    chunk: Chunk, model: Model, coefficients: Sequence[Array], device: str | None
+) -> np.ndarray[Any, Any]:
+    """The sums of the squared errors of all test examples of a chunk, (sizes, targets)."""
+    sets, targets, _ = chunk.arrays
+    predictions = model.predict(sets, coefficients, device)
+    truth = arrays.to_numpy(targets)
+    return np.stack([np.sum((arrays.to_numpy(p) - truth) ** 2, axis=0) for p in predictions])
 
 
 def _crossing(sizes: np.ndarray[Any, Any], errors: np.ndarray[Any, Any], level: float) -> float:

@@ -4,20 +4,37 @@ Two ways through it are enough. Panels of columns hold all examples and a few he
 products; panels of rows hold a few examples and all heads, for products of features and for
 predictions. Features are computed in tiles that stay in a processor's cache, and computed again
 each time: timed at the paper's sizes, keeping them in memory was no faster.
+
+A `Design` has its examples in memory; a `SpreadDesign` leaves them where they live, and makes a
+`Design` of every chunk of them there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
-from onelayer import arrays, blocks
+from onelayer import arrays, blocks, chunks
 from onelayer.arrays import Array
+from onelayer.chunks import Chunk, InMemory, Told, untold
+from onelayer.random_features import sets as sets_module
 from onelayer.random_features.sets import Sets
+from onelayer.sources import Source
 
 # A panel is wide enough for a product with it to be worth the n x n numbers it is added to.
 PANEL_BYTES = 128 * 2**20
+
+
+def row_panels(rows: int, columns: int, sample: Array) -> list[slice]:
+    """Φ (rows, columns), of numbers like those of the sample, cut into panels of examples."""
+    return list(blocks.slices(rows, arrays.itemsize(sample) * columns, _panel_bytes(sample)))
+
+
+def _panel_bytes(sample: Array) -> int:
+    """On a GPU a panel is as large as a block: that is as much as there is room for."""
+    return PANEL_BYTES if arrays.gpu_memory(sample) is None else blocks.block_bytes(sample)
 
 
 class FeatureMap(Protocol):
@@ -37,7 +54,11 @@ class FeatureMap(Protocol):
 
 
 class Design:
-    """The features of `sets`, each row times `row_scale` if there is one."""
+    """The features of `sets`, each row times `row_scale` if there is one.
+
+    They are computed in the kind, on the device and with the dtype of `sample`, which are those of
+    the examples where it is not given: blocks of examples are moved there one by one.
+    """
 
     def __init__(
         self,
@@ -46,29 +67,17 @@ class Design:
         row_scale: Array | None = None,
         sample: Array | None = None,
     ) -> None:
-        self.sample = sets.sample if sample is None else sample  # the kind and dtype of all panels
+        self.sample = sets.sample if sample is None else sample
         self._map = feature_map.like(self.sample)
         self._sets = sets
         self._row_scale = None if row_scale is None else arrays.like(row_scale, self.sample)
         self._prepared: list[tuple[slice, Any]] = []
         self._memory: Array | None = None
-
-    def first(self, count: int) -> Design:
-        """The features of the first examples."""
-        if count == self.rows:
-            return self
-        scale = None if self._row_scale is None else self._row_scale[:count]
-        return Design(self._map, self._sets.first(count), scale, self.sample)
+        self._block_bytes = blocks.block_bytes(self.sample)
 
     def single(self) -> Design:
         """The same features in float32."""
         return Design(self._map, self._sets, self._row_scale, arrays.single(self.sample))
-
-    def double(self) -> Design:
-        """The same features in float64."""
-        sample = arrays.double(self.sample)
-        same = sample.dtype == self.sample.dtype
-        return self if same else Design(self._map, self._sets, self._row_scale, sample)
 
     @property
     def rows(self) -> int:
@@ -84,24 +93,18 @@ class Design:
         """Φ cut into panels of whole units."""
         unit = self._map.unit
         per_head = arrays.itemsize(self.sample) * self.rows * unit
-        heads = blocks.slices(self.columns // unit, per_head, PANEL_BYTES)
+        heads = blocks.slices(self.columns // unit, per_head, _panel_bytes(self.sample))
         return [slice(part.start * unit, part.stop * unit) for part in heads]
 
-    def row_panels(self, cuts: Iterable[int] = ()) -> list[slice]:
-        """Φ cut into panels of examples, with cuts after these numbers of examples too."""
-        borders = sorted({0, *cuts, self.rows})
-        per_example = arrays.itemsize(self.sample) * self.columns
-        return [
-            part
-            for start, stop in pairwise(borders)
-            for part in blocks.slices(stop, per_example, PANEL_BYTES, start)
-        ]
+    def row_panels(self) -> list[slice]:
+        """Φ cut into panels of examples."""
+        return row_panels(self.rows, self.columns, self.sample)
 
     def by_columns(self, part: slice) -> Array:
         """A panel of columns, (n, columns); it lasts until the next panel is asked for."""
         panel = self._panel(self.rows, part.stop - part.start)
         if not self._prepared:
-            self._prepared = [(rows, self._prepare(rows)) for rows in self._chunks(0, self.rows)]
+            self._prepared = [(rows, self._prepare(rows)) for rows in self._blocks(0, self.rows)]
         blocks.run_over(self._prepared, lambda one: self._fill(panel, *one, part), panel)
         if self._row_scale is not None:
             panel *= self._row_scale[:, None]
@@ -115,7 +118,7 @@ class Design:
             here = slice(rows.start - part.start, rows.stop - part.start)
             self._fill(panel, here, self._prepare(rows), slice(0, self.columns))
 
-        blocks.run_over(self._chunks(part.start, part.stop), fill, panel)
+        blocks.run_over(self._blocks(part.start, part.stop), fill, panel)
         if self._row_scale is not None:
             panel *= self._row_scale[part, None]
         return panel
@@ -134,20 +137,93 @@ class Design:
         xp = arrays.namespace(self._memory)
         return xp.reshape(self._memory[: rows * columns], (rows, columns))
 
-    def _chunks(self, start: int, stop: int) -> list[slice]:
+    def _blocks(self, start: int, stop: int) -> list[slice]:
         """Examples few enough for their tokens to take a small part of a cache."""
         per_example = 32 * max(self._sets.longest * (self._sets.dim + 1), 1024)
-        return list(blocks.slices(stop, per_example, start=start))
+        return list(blocks.slices(stop, per_example, self._block_bytes, start))
 
     def _prepare(self, rows: slice) -> Any:
         tokens, mask = self._sets.block(rows)
-        return self._map.prepare(arrays.like(tokens, self.sample), mask)
+        there = None if mask is None else arrays.beside(mask, self.sample)
+        return self._map.prepare(arrays.like(tokens, self.sample), there)
 
     def _fill(self, panel: Array, rows: slice, prepared: Any, part: slice) -> None:
         """Columns `part` of Φ for the prepared examples, tile by tile, into rows of a panel."""
         unit = self._map.unit
         per_head = 8 * (rows.stop - rows.start) * self._map.workspace(self._sets.longest)
-        for heads in blocks.slices((part.stop - part.start) // unit, per_head):
+        for heads in blocks.slices((part.stop - part.start) // unit, per_head, self._block_bytes):
             to = slice(heads.start * unit, heads.stop * unit)
             columns = slice(part.start + to.start, part.start + to.stop)
             panel[rows, to] = self._map.features(prepared, columns)
+
+
+@dataclass(frozen=True, eq=False)
+class SpreadDesign:
+    """Features and targets of examples wherever they live: a `Design` for every chunk of them.
+
+    Chunks hold sets, targets (n, t) and the scale (n,) of their rows, or None.
+    """
+
+    features: FeatureMap
+    examples: Source
+    sample: Array  # of the kind, on the device and with the dtype in which all is computed
+
+    @property
+    def columns(self) -> int:
+        """The number of features."""
+        return self.features.size
+
+    @property
+    def steps(self) -> int:
+        """Of which one pass tells: panels of what is in memory, chunks of what is not."""
+        there = self.examples.chunks
+        if not isinstance(there, InMemory):
+            return len(there)
+        lengths = [len(chunk) for chunk in there.values]
+        return sum(len(row_panels(length, self.columns, self.sample)) for length in lengths)
+
+    def between(self, start: int, stop: int) -> SpreadDesign:
+        """The same of some of the examples."""
+        return replace(self, examples=self.examples.between(start, stop))
+
+    def here(self) -> tuple[Design, Array]:
+        """One design of all examples, brought here, and their targets (n, t)."""
+        sets, targets, scale = brought(self.examples)
+        design = Design(self.features, sets, scale, self.sample)
+        return design, arrays.beside(targets, self.sample)
+
+    def summed(self, work: Callable[..., Any], *shared: Any, told: Told = untold) -> Any:
+        """The sum of `work(design, targets, *shared, told)` over all chunks, brought here.
+
+        Work in memory tells of its panels itself; from elsewhere only whole chunks are told of.
+        """
+        in_memory = isinstance(self.examples.chunks, InMemory)
+        by_panel, by_chunk = (told, untold) if in_memory else (untold, told)
+        features = (self.features, self.sample)
+        values = chunks.each(_on_design, self.examples.chunks, features, work, shared, by_panel)
+        return chunks.merged(values, operator.add, by_chunk)
+
+
+def brought(examples: Source) -> tuple[Sets, Array, Array | None]:
+    """Sets, targets and the scale of rows of all examples, in memory."""
+    parts = [chunk.arrays for chunk in chunks.gathered(examples.chunks)]
+    if len(parts) == 1:
+        sets, targets, scale = parts[0]
+        return sets, targets, scale
+    sets, targets, scales = zip(*parts, strict=True)
+    xp = arrays.namespace(targets[0])
+    scale = None if scales[0] is None else xp.concat(scales, axis=0)
+    return sets_module.joined(sets), xp.concat(targets, axis=0), scale
+
+
+def _on_design(
+    chunk: Chunk,
+    features: tuple[FeatureMap, Array],
+    work: Callable[..., Any],
+    shared: tuple[Any, ...],
+    told: Told,
+) -> Any:
+    feature_map, sample = features
+    sets, targets, scale = chunk.arrays
+    design = Design(feature_map, sets, scale, sample)
+    return work(design, arrays.beside(targets, sample), *shared, told)

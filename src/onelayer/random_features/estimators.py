@@ -4,26 +4,43 @@ X is an array (n, tokens, dim) whose token 0 is the query and whose other tokens
 list of arrays (tokens, dim) of different lengths; or an array (n, tokens, dim) with a mask (n,
 tokens) that is True where a token is there; or an array (n, dim) of single tokens, each its own
 query. Numpy arrays and torch tensors are taken, and predictions are of the kind that X is.
+
+An array (n, tokens, dim) may also be elsewhere: in a large file mapped into memory, given by a
+function that returns an iterator over blocks of examples, or a Dask array, on a cluster if one is
+in use. Examples are then read chunk by chunk, and on a cluster where they are; y, the mask and the
+weights may be elsewhere in the same way, or arrays. Predictions for a Dask array are a Dask array,
+those for a function a function that gives blocks, those for a file an array.
+
+With `device="cuda"` all blocks are moved to a GPU, through torch, and computed there; coefficients
+and predictions come back in the kind and to the place of X. Features on a Dask cluster are computed
+by its workers, for now without a GPU.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
-from sklearn.callback import CallbackSupportMixin, with_callbacks
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import Tags
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
-from onelayer import arrays, checks
+from onelayer import arrays, checks, sources
 from onelayer.arrays import Array
-from onelayer.random_features import attention, mlp, progress, validation
-from onelayer.random_features.design import Design
+from onelayer.random_features import attention, elsewhere, mlp, scores, validation
+from onelayer.random_features.base import RidgeEstimator, in_numpy_here
+from onelayer.random_features.elsewhere import Given, Reader
 from onelayer.random_features.kernel_matrices import kernel_bias
-from onelayer.random_features.leave_one_out import Found
-from onelayer.random_features.models import FeatureModel, KernelModel, Model, Problem
+from onelayer.random_features.models import (
+    FeatureModel,
+    KernelModel,
+    Model,
+    Predictor,
+    Problem,
+    Transformer,
+)
 from onelayer.random_features.positions import Positions
 from onelayer.random_features.sets import Sets
 
@@ -39,83 +56,7 @@ def _draw_attention(estimator: Any, sets: Sets) -> attention.AttentionMap:
     return attention.draw(heads, bias, encoding, depth, rng).like(sets.sample)
 
 
-class _Ridge(CallbackSupportMixin, BaseEstimator):
-    """What all ridge estimators share; each supplies `_draw`.
-
-    Coefficients are kept in `coef_`, (targets, features) as in scikit-learn, unless `_keep` and
-    `_kept` say otherwise.
-    """
-
-    _single = 2  # a row of a two-dimensional X is a token that counts as query and as key
-
-    def _draw(self, sets: Sets) -> Model:
-        raise NotImplementedError
-
-    def _sets(self, X: Any, mask: Any, reset: bool, name: str = "X") -> Sets:
-        """X as it is to be fitted or predicted, checked."""
-        return validation.as_sets(self, X, mask, reset, single=self._single, name=name)
-
-    def _targets(self, y: Any, sets: Sets) -> Array:
-        """y as numbers, (n,) or (n, t)."""
-        return validation.as_targets(y, sets)
-
-    def _forget(self) -> None:
-        """Unlearn what was fitted: a fit that fails half-way is not to leave half of another."""
-        for name in ("coef_", "dual_coef_", "classes_", "alpha_"):
-            self.__dict__.pop(name, None)
-
-    def _problem(self, X: Any, y: Any, mask: Any, sample_weight: Any = None) -> Problem:
-        alpha = validation.as_alpha(self.alpha)
-        sets = self._sets(X, mask, reset=True)
-        targets = self._targets(y, sets)
-        scale = validation.as_row_scale(sample_weight, sets)
-        columns = targets if targets.ndim == 2 else targets[:, None]
-        if scale is not None:
-            columns = columns * scale[:, None]
-        return Problem(sets, columns, targets.ndim == 1, scale, alpha)
-
-    @with_callbacks
-    def _solve(self, problem: Problem, sizes: list[int], task: str) -> list[Found]:
-        """Coefficients for the first examples, as many as each of the sizes says."""
-        problem = problem.first(sizes[-1])
-        self._model = self._draw(problem.sets)
-        with progress.reporting(self, task) as track:
-            return self._model.solve(problem, sizes, track)
-
-    def _keep(self, coefficients: Array, flat: bool) -> None:
-        """Keep coefficients (rows, targets) for prediction and for the eyes of users."""
-        self.coef_ = coefficients[:, 0] if flat else coefficients.T
-
-    def _kept(self) -> Array:
-        """What `_keep` was given."""
-        check_is_fitted(self, "coef_")
-        return self.coef_[:, None] if self.coef_.ndim == 1 else self.coef_.T
-
-    def _fit(self, X: Any, y: Any, sample_weight: Any, mask: Any) -> None:
-        self._forget()
-        problem = self._problem(X, y, mask, sample_weight)
-        ((coefficients, alphas),) = self._solve(problem, [len(problem.sets)], "fit")
-        validation.check_no_overflow(coefficients, "features", problem.sets)
-        self._flat = problem.flat
-        self.alpha_ = float(alphas[0]) if problem.flat else alphas
-        self._keep(coefficients, problem.flat)
-
-    def _predict(self, X: Any, mask: Any, method: str) -> Array:
-        coefficients = self._kept()
-        sets = self._sets(X, mask, reset=False)
-        validation.check_same_place(self, method, sets, coefficients)
-        (predictions,) = self._model.predict(sets, [coefficients])
-        validation.check_no_overflow(predictions, "predictions", sets)
-        return predictions[:, 0] if self._flat else predictions
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = True
-        tags.array_api_support = True
-        return tags
-
-
-class Regressor(RegressorMixin, _Ridge):
+class Regressor(RegressorMixin, RidgeEstimator):
     """Ridge regression on numbers, one or many for each example."""
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> Self:
@@ -125,12 +66,16 @@ class Regressor(RegressorMixin, _Ridge):
 
     def predict(self, X: Any, mask: Any = None) -> Array:
         """Predictions (n,) or (n, targets)."""
-        return self._predict(X, mask, "predict")
+        return self._answer(self._predictor(), X, mask, "predict")
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> float:
         """The coefficient of determination R² of the predictions."""
+        if sources.is_elsewhere(X):
+            predictor = self._predictor()
+            return scores.r_squared(self._to_score(X, y, sample_weight, mask), predictor)
         predicted = arrays.to_numpy(self.predict(X, mask=mask))
-        return float(r2_score(validation.in_numpy(y), predicted, sample_weight=sample_weight))
+        truth, weight = in_numpy_here(y, sample_weight)
+        return float(r2_score(truth, predicted, sample_weight=weight))
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -138,7 +83,7 @@ class Regressor(RegressorMixin, _Ridge):
         return tags
 
 
-class _AttentionRidge(_Ridge):
+class _AttentionRidge(RidgeEstimator):
     """The parameters of random-feature attention, for regression and classification."""
 
     def __init__(
@@ -149,6 +94,7 @@ class _AttentionRidge(_Ridge):
         positions: str | None = None,
         depth: int = 1,
         random_state: Any = None,
+        device: str | None = None,
     ) -> None:
         self.heads = heads
         self.bias = bias
@@ -156,6 +102,7 @@ class _AttentionRidge(_Ridge):
         self.positions = positions
         self.depth = depth
         self.random_state = random_state
+        self.device = device
 
     def _draw(self, sets: Sets) -> Model:
         return FeatureModel(_draw_attention(self, sets))
@@ -174,7 +121,9 @@ class RandomFeatureAttention(Regressor, _AttentionRidge):
 
     X is an array (n, tokens, dim), the query first; the same with a `mask` (n, tokens), True where
     a token is there; a list of arrays (tokens, dim) of any lengths; or an array (n, dim) of single
-    tokens, each its own query. y is (n,) or (n, targets).
+    tokens, each its own query. An array of three axes may also be a large file mapped into memory,
+    a function that returns an iterator over blocks of it, or a Dask array, on a cluster or not: it
+    is then read chunk by chunk where it is. y is (n,) or (n, targets).
 
     - `heads`: the number M of random heads.
     - `bias`: W_0, a number times the identity on the token's coordinates (1.0 is the paper's BRFA)
@@ -183,6 +132,8 @@ class RandomFeatureAttention(Regressor, _AttentionRidge):
     - `positions`: None (keys are a set), "sinusoidal", "learned-random" or "onehot".
     - `depth`: the number of layers; all but the last are frozen.
     - `random_state`: None, a whole number, a numpy Generator or RandomState.
+    - `device`: None (compute where X is), "cpu", or "cuda" for a GPU, not for X on a Dask cluster;
+      coefficients and predictions are of the kind that X is, and come back to where it is.
 
     After `fit`: `coef_` ((features,) or (targets, features)), `alpha_`, `n_features_in_` (the
     dimension of a token).
@@ -205,8 +156,8 @@ class RandomFeatureMLP(Regressor):
     features it has as many trained parameters. Sets with fewer tokens than the longest at fit are
     filled up with zeros; longer ones are refused.
 
-    `features` is the number M of random neurons; `alpha`, `random_state`, the forms of X and y and
-    the attributes are those of `RandomFeatureAttention`.
+    `features` is the number M of random neurons; `alpha`, `random_state`, `device`, the forms of X
+    and y and the attributes are those of `RandomFeatureAttention`.
 
     >>> from onelayer import inputs
     >>> X = inputs.sphere(300, tokens=3, dim=4)
@@ -219,11 +170,16 @@ class RandomFeatureMLP(Regressor):
     _single = 1  # a row of a two-dimensional X is read once
 
     def __init__(
-        self, features: int = 17000, alpha: float | str = 1e-3, random_state: Any = None
+        self,
+        features: int = 17000,
+        alpha: float | str = 1e-3,
+        random_state: Any = None,
+        device: str | None = None,
     ) -> None:
         self.features = features
         self.alpha = alpha
         self.random_state = random_state
+        self.device = device
 
     def _draw(self, sets: Sets) -> Model:
         features = checks.positive_int(self.features, "features")
@@ -237,9 +193,11 @@ class AttentionKernelRidge(Regressor):
     The kernel is the limit of the features of `RandomFeatureAttention` as the heads grow, in
     closed form (`attention_kernel`), so there is no randomness and no number of heads to choose.
     Time grows with the square of the examples times that of the keys: for some thousands of
-    examples. Computed in numpy; tensors are converted. `bias`, `alpha` and the forms of X and y are
-    those of `RandomFeatureAttention`. With f(x) = Σ_i K(x, x_i) c_i over the examples x_i of the
-    fit, (K + alpha) c = y. After `fit`: `dual_coef_`, c ((n,) or (n, targets)), `alpha_`.
+    examples; those of a fit that are elsewhere are brought here. Computed in numpy, or on a GPU
+    with device="cuda"; tensors are converted, and predictions are in numpy. `bias`, `alpha`,
+    `device` and the forms of X and y are those of `RandomFeatureAttention`. With
+    f(x) = Σ_i K(x, x_i) c_i over the examples x_i of the fit, (K + alpha) c = y. After `fit`:
+    `dual_coef_`, c ((n,) or (n, targets)), `alpha_`.
 
     >>> from onelayer import inputs
     >>> X = inputs.sphere(300, tokens=5, dim=4)
@@ -249,9 +207,17 @@ class AttentionKernelRidge(Regressor):
     True
     """
 
-    def __init__(self, bias: Any = 0.0, alpha: float | str = 1e-3) -> None:
+    _to_numpy = True
+
+    def __init__(
+        self, bias: Any = 0.0, alpha: float | str = 1e-3, device: str | None = None
+    ) -> None:
         self.bias = bias
         self.alpha = alpha
+        self.device = device
+
+    def _in_reach(self, problem: Problem) -> Problem:
+        return problem.here()  # where the n x n numbers of the kernel are, there is room for X
 
     def _draw(self, sets: Sets) -> Model:
         return KernelModel(sets, kernel_bias(self.bias, sets))
@@ -262,9 +228,6 @@ class AttentionKernelRidge(Regressor):
     def _kept(self) -> Array:
         check_is_fitted(self, "dual_coef_")
         return self.dual_coef_[:, None] if self.dual_coef_.ndim == 1 else self.dual_coef_
-
-    def _sets(self, X: Any, mask: Any, reset: bool, name: str = "X") -> Sets:
-        return super()._sets(validation.in_numpy(X), mask, reset, name)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -287,11 +250,16 @@ class RandomFeatureAttentionClassifier(ClassifierMixin, _AttentionRidge):
     True
     """
 
-    def _targets(self, y: Any, sets: Sets) -> Array:
+    _labels = True
+
+    def _targets(self, y: Any, sets: Sets, name: str) -> Array:  # noqa: ARG002 - it is y
         self.classes_, index = validation.as_classes(y, sets)
-        count = self.classes_.shape[0]
-        hot = 2.0 * np.eye(count)[index] - 1.0
-        return arrays.like(hot[:, 1] if count == 2 else hot, arrays.double(sets.sample))
+        return validation.one_hot(index, self.classes_.shape[0], sets)
+
+    def _looked_through(self, given: Given) -> Given:
+        labels = given.look().labels
+        self.classes_ = validation.several_classes(labels, given.form)
+        return replace(given, reader=replace(given.reader, classes=labels))
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> Self:
         """Fit the values of the frozen heads to the classes y (n,)."""
@@ -300,22 +268,23 @@ class RandomFeatureAttentionClassifier(ClassifierMixin, _AttentionRidge):
 
     def decision_function(self, X: Any, mask: Any = None) -> Array:
         """Scores, (n,) for two classes (positive: the second), else (n, classes)."""
-        return self._predict(X, mask, "decision_function")
+        return self._answer(self._predictor(), X, mask, "decision_function")
 
     def predict(self, X: Any, mask: Any = None) -> Array:
         """The class of the highest score, (n,)."""
-        scores = self._predict(X, mask, "predict")
-        xp = arrays.namespace(scores)
-        positive = xp.astype(scores > 0, xp.int64)
-        index = positive if scores.ndim == 1 else xp.argmax(scores, axis=1)
-        return arrays.namespace(self.classes_).take(
-            self.classes_, arrays.beside(index, self.classes_), axis=0
-        )
+        return self._answer(self._classifying(), X, mask, "predict")
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> float:
         """The share of right predictions."""
+        if sources.is_elsewhere(X):
+            predictor = self._classifying()
+            return scores.accuracy(self._to_score(X, y, sample_weight, mask), predictor)
         predicted = arrays.to_numpy(self.predict(X, mask=mask))
-        return float(accuracy_score(validation.in_numpy(y), predicted, sample_weight=sample_weight))
+        truth, weight = in_numpy_here(y, sample_weight)
+        return float(accuracy_score(truth, predicted, sample_weight=weight))
+
+    def _classifying(self) -> Predictor:
+        return replace(self._predictor(), classes=self.classes_)
 
 
 class AttentionFeatures(TransformerMixin, BaseEstimator):
@@ -343,17 +312,25 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):
         positions: str | None = None,
         depth: int = 1,
         random_state: Any = None,
+        device: str | None = None,
     ) -> None:
         self.heads = heads
         self.bias = bias
         self.positions = positions
         self.depth = depth
         self.random_state = random_state
+        self.device = device
 
     def fit(self, X: Any, y: Any = None, mask: Any = None) -> Self:  # noqa: ARG002
         """Draw the heads for tokens like those of X."""
         self.__dict__.pop("n_features_out_", None)  # a fit that fails leaves nothing fitted
-        sets = validation.as_sets(self, X, mask, reset=True)
+        arrays.check_device(self.device)
+        if sources.is_elsewhere(X):
+            given = self._given(X, mask, reset=True)
+            given.look()
+            sets = given.form
+        else:
+            sets = validation.as_sets(self, X, validation.here(mask, "mask"), reset=True)
         self._map = _draw_attention(self, sets)
         self.n_features_out_ = self._map.size
         return self
@@ -365,11 +342,20 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):
     def transform(self, X: Any, mask: Any = None) -> Array:
         """The features of every example, (n, n_features_out_)."""
         check_is_fitted(self, "n_features_out_")
-        sets = validation.as_sets(self, X, mask, reset=False)
+        transformer = Transformer(self._map, self.device)
+        if sources.is_elsewhere(X):
+            given = self._given(X, mask, reset=False)
+            validation.check_same_place(self, "transform", given.form, self._map.weights)
+            return given.answers(transformer)
+        sets = validation.as_sets(self, X, validation.here(mask, "mask"), reset=False)
         validation.check_same_place(self, "transform", sets, self._map.weights)
-        features = Design(self._map, sets).by_rows(slice(0, len(sets)))
-        validation.check_no_overflow(features, "features", sets)
-        return features
+        return transformer(sets)
+
+    def _given(self, X: Any, mask: Any, reset: bool) -> Given:
+        """X elsewhere, of which only the form is checked."""
+        given = elsewhere.opened(X, mask, Reader(least_tokens=2), self.device)
+        validation.check_dim(self, given.form.tokens, given.form.dim, reset, "X")
+        return given
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray[Any, Any]:
         """A name for every feature: its head, and the coordinate of the token that it weighs."""

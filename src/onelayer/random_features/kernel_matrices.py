@@ -3,6 +3,10 @@
 scikit-learn's `KernelRidge` and `SVR` take them with `kernel="precomputed"`; its Gaussian processes
 take a `PairwiseKernel` whose metric calls `attention_kernel` on a pair of examples.
 `AttentionKernelRidge` computes them itself.
+
+They are computed in float64, whatever the examples are in: rounding errors of float32 would give a
+kernel matrix eigenvalues below zero, of the size of small penalties. On a GPU torch computes them,
+else numpy, and they come back as what the examples are.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import numpy as np
 from sklearn.utils.validation import check_array
 
 from onelayer import arrays, attention
+from onelayer.arrays import Array
 from onelayer.random_features import kernels, validation
 from onelayer.random_features.attention import bias_matrix
 from onelayer.random_features.mlp import flattened
@@ -20,19 +25,24 @@ from onelayer.random_features.positions import Positions
 from onelayer.random_features.progress import Track, untracked
 from onelayer.random_features.sets import Sets, as_sets, is_collection_of_sets, single_tokens
 
-Matrix = np.ndarray[Any, Any]
-
 
 def attention_kernel(
-    X: Any, Z: Any = None, bias: Any = 0.0, mask: Any = None, Z_mask: Any = None
-) -> Matrix:
+    X: Any,
+    Z: Any = None,
+    bias: Any = 0.0,
+    mask: Any = None,
+    Z_mask: Any = None,
+    device: str | None = None,
+) -> Array:
     """The kernel of infinitely many random attention heads, (n, n) or (n, examples of Z).
 
         K(x, x') = (1/(N N')) Σ_ij E[relu(x̃_0ᵀ W x̃_i) relu(x̃'_0ᵀ W x̃'_j)] ⟨x̃_i, x̃'_j⟩,
 
     the limit of Φ(x) Φ(x')ᵀ for the features of `AttentionFeatures`, exact to about 1e-15 times
     its largest entries. X and Z take any form that the estimators take, with `mask` for X and
-    `Z_mask` for Z; `bias` is that of `RandomFeatureAttention`.
+    `Z_mask` for Z; `bias` is that of `RandomFeatureAttention`. It is computed where X is, or on
+    `device`, "cpu" or "cuda", and comes back in float64 as what X is, a numpy array or a tensor on
+    the device of X.
 
     >>> from sklearn.svm import SVR
     >>> from onelayer import inputs
@@ -42,56 +52,63 @@ def attention_kernel(
     >>> machine.predict(attention_kernel(X[40:], X[:40])).shape
     (20,)
     """
+    arrays.check_device(device)
     sets, others = _both(X, mask, Z, Z_mask, least_tokens=2)
-    matrix = attention_matrix(sets, others, kernel_bias(bias, sets))
-    validation.check_no_overflow(matrix, "kernels", sets)
-    return matrix
+    placed = sets.placed(device)
+    placed_others = None if others is None else others.placed(device)
+    matrix = attention_matrix(placed, placed_others, kernel_bias(bias, sets))
+    validation.check_no_overflow(matrix, "kernels", placed)
+    return arrays.beside(matrix, sets.sample)
 
 
-def mlp_kernel(X: Any, Z: Any = None, mask: Any = None, Z_mask: Any = None) -> Matrix:
+def mlp_kernel(
+    X: Any, Z: Any = None, mask: Any = None, Z_mask: Any = None, device: str | None = None
+) -> Array:
     """The kernel of infinitely many random neurons that read all tokens in a row, (n, n').
 
         K(x, x') = E[relu(⟨w, z⟩) relu(⟨w, z'⟩)],    z = vec(x_0, .., x_N, 1), w from N(0, I/(N+2)),
 
-    the limit of Φ(x) Φ(x')ᵀ for the features of `RandomFeatureMLP`. X, Z and their masks are those
-    of `attention_kernel`; N is the most keys of any example, and missing tokens are zeros.
+    the limit of Φ(x) Φ(x')ᵀ for the features of `RandomFeatureMLP`. X, Z, their masks, the device
+    and what is returned are as in `attention_kernel`; N is the most keys of any example, and
+    missing tokens are zeros.
 
     >>> from onelayer import inputs
     >>> X = inputs.sphere(3, tokens=5, dim=4)
     >>> mlp_kernel(X).diagonal()  # half the variance, which is 1 on the unit sphere
     array([0.5, 0.5, 0.5])
     """
+    arrays.check_device(device)
     sets, others = _both(X, mask, Z, Z_mask, least_tokens=1)
-    columns = sets if others is None else others
-    tokens = max(sets.longest, columns.longest)
-
-    def block(down: slice, across: slice) -> Matrix:
-        flat, others_flat = (
-            flattened(*_plain(examples, part), tokens)
-            for examples, part in ((sets, down), (columns, across))
-        )
-        return kernels.mlp_kernel_block(flat, others_flat, std=(tokens + 1) ** -0.5)
-
-    matrix = kernels.gram(len(sets), None if others is None else len(others), block)
-    validation.check_no_overflow(matrix, "kernels", sets)
-    return matrix
+    placed = sets.placed(device)
+    matrix = _mlp_matrix(placed, None if others is None else others.placed(device))
+    validation.check_no_overflow(matrix, "kernels", placed)
+    return arrays.beside(matrix, sets.sample)
 
 
 def attention_matrix(
-    sets: Sets, others: Sets | None, bias: Matrix | None, track: Track = untracked
-) -> Matrix:
-    """`attention_kernel` of checked examples; for `others` None it is (n, n) and symmetric."""
-    columns = sets if others is None else others
+    sets: Sets, others: Sets | None, bias: Array | None, track: Track = untracked
+) -> Array:
+    """`attention_kernel` of checked examples; for `others` None it is (n, n) and symmetric.
 
-    def block(down: slice, across: slice) -> Matrix:
+    It is in the namespace and on the device of `sets`; the others and the bias may be elsewhere.
+    """
+    columns = sets if others is None else others
+    reference = _reference(sets)
+    if bias is not None:
+        bias = arrays.like(bias, reference)
+
+    def block(down: slice, across: slice) -> Array:
         return kernels.attention_kernel_block(
-            *_extended(sets, down), *_extended(columns, across), bias
+            *_extended(sets, down, reference), *_extended(columns, across, reference), bias
         )
 
-    return kernels.gram(len(sets), None if others is None else len(others), block, track)
+    count = None if others is None else len(others)
+    size = kernels.tile_size(reference, (sets.longest - 1) * (columns.longest - 1))
+    matrix = kernels.gram(len(sets), count, block, reference, size, track)
+    return arrays.beside(matrix, sets.sample)
 
 
-def kernel_bias(bias: Any, sets: Sets) -> Matrix | None:
+def kernel_bias(bias: Any, sets: Sets) -> np.ndarray[Any, Any] | None:
     """W_0 as the kernel wants it: None where it is zero, which is cheaper."""
     matrix = bias_matrix(validation.as_bias(bias), Positions(None, sets.dim, sets.longest))
     return matrix if matrix.any() else None
@@ -110,21 +127,46 @@ def _both(X: Any, mask: Any, Z: Any, Z_mask: Any, least_tokens: int) -> tuple[Se
 
 
 def _checked(X: Any, mask: Any, least_tokens: int, name: str) -> Sets:
-    X = validation.in_numpy(X)
     if is_collection_of_sets(X):
         return as_sets(X, mask, least_tokens, name)
     validation.refuse_mask_of_rows(mask)
-    return single_tokens(check_array(X, dtype=np.float64, input_name=name), least_tokens)
+    if arrays.is_foreign(X) and X.ndim == 2 and 0 not in X.shape:
+        return single_tokens(arrays.as_real(X, name), least_tokens)
+    rows = check_array(validation.in_numpy(X), dtype=np.float64, input_name=name)
+    return single_tokens(rows, least_tokens)
 
 
-def _plain(sets: Sets, part: slice) -> tuple[Matrix, Matrix | None]:
-    """A block of examples in numpy and float64."""
+def _mlp_matrix(sets: Sets, others: Sets | None) -> Array:
+    """`mlp_kernel` of checked examples, in the namespace and on the device of `sets`."""
+    columns = sets if others is None else others
+    tokens = max(sets.longest, columns.longest)
+    reference = _reference(sets)
+
+    def block(down: slice, across: slice) -> Array:
+        flat, others_flat = (
+            flattened(*_block(examples, part, reference), tokens)
+            for examples, part in ((sets, down), (columns, across))
+        )
+        return kernels.mlp_kernel_block(flat, others_flat, std=(tokens + 1) ** -0.5)
+
+    count = None if others is None else len(others)
+    matrix = kernels.gram(len(sets), count, block, reference, kernels.tile_size(reference, 1))
+    return arrays.beside(matrix, sets.sample)
+
+
+def _reference(sets: Sets) -> Array:
+    """An array of the kind in which the kernel of the examples is computed."""
+    return arrays.double(arrays.gpu_or_numpy(sets.sample))
+
+
+def _block(sets: Sets, part: slice, reference: Array) -> tuple[Array, Array | None]:
+    """A block of examples and its mask, of the kind of the reference."""
     tokens, mask = sets.block(part)
-    there = None if mask is None else arrays.to_numpy(mask)
-    return arrays.to_numpy(arrays.double(tokens)), there
+    there = None if mask is None else arrays.beside(mask, reference)
+    return arrays.like(tokens, reference), there
 
 
-def _extended(sets: Sets, part: slice) -> tuple[Matrix, Matrix | None]:
+def _extended(sets: Sets, part: slice, reference: Array) -> tuple[Array, Array | None]:
     """The same, with a constant 1 at the end of every token."""
-    tokens, mask = _plain(sets, part)
+    tokens, mask = _block(sets, part, reference)
     return attention.with_constant(tokens), mask

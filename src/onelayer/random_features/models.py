@@ -3,6 +3,9 @@
 Both answer to the same two calls, so that an estimator fits one size and a learning curve many in
 the same way: `solve` gives coefficients for the first s examples for every s of `sizes`, and
 `predict` the predictions of several sets of coefficients from one way through new examples.
+
+Both compute on the device that they are told, and give what they find in the kind and on the device
+of the examples.
 """
 
 from __future__ import annotations
@@ -13,32 +16,68 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onelayer import arrays
+from onelayer import arrays, blocks, chunks, sources
 from onelayer.arrays import Array
-from onelayer.random_features import ridge
-from onelayer.random_features.design import Design, FeatureMap
+from onelayer.chunks import Chunk, InMemory
+from onelayer.random_features import design as design_module
+from onelayer.random_features import ridge, validation
+from onelayer.random_features.design import Design, FeatureMap, SpreadDesign
 from onelayer.random_features.kernel_matrices import attention_matrix
 from onelayer.random_features.leave_one_out import Found
 from onelayer.random_features.progress import Track
 from onelayer.random_features.ridge import Alpha
 from onelayer.random_features.sets import Sets
+from onelayer.sources import Source
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
-    """What a fit was asked for, checked: rows of targets and features are times `row_scale`."""
+    """What a fit was asked for, checked: examples wherever they live, in chunks.
 
-    sets: Sets
-    targets: Array  # (n, t) in float64
+    A chunk has sets, targets (n, t) in float64 and the scale (n,) of rows, or None, by which
+    targets are multiplied already.
+    """
+
+    examples: Source
     flat: bool  # whether y had one axis
-    row_scale: Array | None
     alpha: Alpha
+    device: str | None  # where it is solved
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def sets(self) -> Sets:
+        """All examples where they are in memory, else one, of which only form and kind count."""
+        there = self.examples.chunks
+        sets: Sets = self.examples.samples[0]
+        if isinstance(there, InMemory):
+            sets = there.values[0].arrays[0]
+        return sets
+
+    @property
+    def targets(self) -> int:
+        """The number of targets."""
+        return int(self.examples.samples[1].shape[1])
 
     def first(self, count: int) -> Problem:
         """The same for the first examples."""
-        scale = None if self.row_scale is None else self.row_scale[:count]
-        first, targets = self.sets.first(count), self.targets[:count, :]
-        return replace(self, sets=first, targets=targets, row_scale=scale)
+        return replace(self, examples=self.examples.between(0, count))
+
+    def here(self) -> Problem:
+        """The same with all examples in memory."""
+        brought = sources.here(*design_module.brought(self.examples))
+        return replace(self, examples=brought)
+
+    def check_no_overflow(self, coefficients: Array) -> None:
+        """Refuse tokens so large that their features have no place in their dtype."""
+        if not arrays.is_finite(coefficients):
+            largest = chunks.merged(chunks.each(_largest, self.examples.chunks), max)
+            raise validation.overflow("features", self.sets, largest)
+
+
+def _largest(chunk: Chunk) -> float:
+    return validation.largest_entry(chunk.arrays[0])
 
 
 class Model(Protocol):
@@ -46,7 +85,9 @@ class Model(Protocol):
 
     def solve(self, problem: Problem, sizes: Sequence[int], track: Track) -> list[Found]: ...
 
-    def predict(self, sets: Sets, coefficients: Sequence[Array]) -> list[Array]: ...
+    def predict(
+        self, sets: Sets, coefficients: Sequence[Array], device: str | None
+    ) -> list[Array]: ...
 
 
 @dataclass(frozen=True)
@@ -56,12 +97,16 @@ class FeatureModel:
     features: FeatureMap
 
     def solve(self, problem: Problem, sizes: Sequence[int], track: Track) -> list[Found]:
-        design = Design(self.features, problem.sets, problem.row_scale)
-        return ridge.solve_features(design, problem.targets, problem.alpha, sizes, track)
+        kind = problem.sets.sample
+        design = SpreadDesign(self.features, problem.examples, arrays.place(kind, problem.device))
+        found = ridge.solve_features(design, problem.alpha, sizes, track)
+        return [(arrays.beside(weights, kind), alphas) for weights, alphas in found]
 
-    def predict(self, sets: Sets, coefficients: Sequence[Array]) -> list[Array]:
+    def predict(self, sets: Sets, coefficients: Sequence[Array], device: str | None) -> list[Array]:
         xp = arrays.namespace(coefficients[0])
-        together = Design(self.features, sets).product(xp.concat(list(coefficients), axis=1))
+        design = Design(self.features, sets, sample=arrays.place(sets.sample, device))
+        together = design.product(xp.concat(list(coefficients), axis=1))
+        together = arrays.beside(together, sets.sample)
         count = coefficients[0].shape[1]
         return [together[:, i * count : (i + 1) * count] for i in range(len(coefficients))]
 
@@ -70,22 +115,80 @@ class FeatureModel:
 class KernelModel:
     """Ridge regression with infinitely many heads; coefficients are dual, (examples, t).
 
-    `bias` (D, D) is W_0, or None for none, and `sets` are the examples of the fit.
+    `bias` (D, D) is W_0, or None for none, and `sets` are the examples of the fit, in memory.
     """
 
     sets: Sets
     bias: np.ndarray[Any, Any] | None
 
     def solve(self, problem: Problem, sizes: Sequence[int], track: Track) -> list[Found]:
-        kernel = attention_matrix(problem.sets, None, self.bias, track)
-        scale = problem.row_scale
+        sets, targets, scale = design_module.brought(problem.examples)
+        kernel = attention_matrix(sets.placed(problem.device), None, self.bias, track)
+        targets = arrays.beside(targets, kernel)
         if scale is not None:
+            scale = arrays.beside(scale, kernel)
             kernel *= scale[:, None] * scale
-        found = ridge.solve_kernel(kernel, problem.targets, problem.alpha, sizes)
-        if scale is None:
-            return found
-        return [(dual * scale[: dual.shape[0], None], alphas) for dual, alphas in found]
+        found = ridge.solve_kernel(kernel, targets, problem.alpha, sizes)
+        if scale is not None:
+            found = [(dual * scale[: dual.shape[0], None], alphas) for dual, alphas in found]
+        return [(arrays.beside(dual, sets.sample), alphas) for dual, alphas in found]
 
-    def predict(self, sets: Sets, coefficients: Sequence[Array]) -> list[Array]:
-        kernel = attention_matrix(sets, self.sets, self.bias)
-        return [kernel[:, : dual.shape[0]] @ dual for dual in coefficients]
+    def predict(self, sets: Sets, coefficients: Sequence[Array], device: str | None) -> list[Array]:
+        examples = self.sets.placed(device)
+
+        def block(part: slice) -> list[Array]:
+            kernel = attention_matrix(sets[part].placed(device), examples, self.bias)
+            return [
+                arrays.beside(kernel[:, : dual.shape[0]] @ arrays.beside(dual, kernel), sets.sample)
+                for dual in coefficients
+            ]
+
+        parts = blocks.slices(len(sets), 8 * len(examples), design_module.PANEL_BYTES)
+        rows = blocks.map_over(parts, block)
+        xp = arrays.namespace(rows[0][0])
+        return [xp.concat(list(one), axis=0) for one in zip(*rows, strict=True)]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A fitted model: predictions (n,) or (n, targets) of sets, or their labels (n,)."""
+
+    model: Model
+    coefficients: Array
+    flat: bool
+    device: str | None
+    classes: Array | None = None
+
+    def __call__(self, sets: Sets) -> Array:
+        (predictions,) = self.model.predict(sets, [self.coefficients], self.device)
+        validation.check_no_overflow(predictions, "predictions", sets)
+        found = predictions[:, 0] if self.flat else predictions
+        return found if self.classes is None else _labels(found, self.classes)
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A feature map: the features of sets, (n, features)."""
+
+    features: FeatureMap
+    device: str | None
+
+    def __call__(self, sets: Sets) -> Array:
+        kind, there = sets.sample, arrays.place(sets.sample, self.device)
+        design = Design(self.features, sets, sample=there)
+        if arrays.device(there) == arrays.device(kind):
+            features = design.by_rows(slice(0, len(sets)))
+        else:  # there may be no room for all of them there
+            features = arrays.zeros((design.rows, design.columns), kind)
+            for part in design.row_panels():
+                features[part, :] = arrays.beside(design.by_rows(part), kind)
+        validation.check_no_overflow(features, "features", sets)
+        return features
+
+
+def _labels(scores: Array, classes: Array) -> Array:
+    """The class of the highest score."""
+    xp = arrays.namespace(scores)
+    positive = xp.astype(scores > 0, xp.int64)
+    index = positive if scores.ndim == 1 else xp.argmax(scores, axis=1)
+    return arrays.namespace(classes).take(classes, arrays.beside(index, classes), axis=0)

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
+from onelayer.chunks import Told
+
 Part = TypeVar("Part")
 
 
@@ -21,6 +23,23 @@ class Track(Protocol):
 def untracked(parts: Sequence[Part], stage: str) -> Iterator[Part]:  # noqa: ARG001
     """The parts, with nobody watching."""
     return iter(parts)
+
+
+def ticking(track: Track, steps: int, stage: str) -> Told:
+    """A function that tells the track, whenever it is called, that one more of the steps is done.
+
+    >>> told = ticking(lambda parts, stage: map(print, parts), 2, "stage")
+    0
+    >>> told(0.5)
+    1
+    """
+    parts = track(range(steps), stage)
+
+    def told(_share: float) -> None:
+        next(parts, None)
+
+    told(0.0)  # the first step begins
+    return told
 
 
 @contextmanager

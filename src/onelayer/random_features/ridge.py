@@ -8,12 +8,22 @@ For a given α all sample sizes up to the number of features come from one facto
 see `nested.py`; where that is large it is solved at half the precision and corrected, see
 `mixed.py`. Larger sizes share the sums that make G, each factors its own. α may be chosen by
 leave-one-out, from an eigendecomposition for every size, see `leave_one_out.py`.
+
+G and Φᵀ y are sums over examples, and computed chunk by chunk where the examples live. For K all
+examples meet all others: they are brought here.
+
+On a GPU all is as in memory. What is large and only an approximation is in float32, which GPUs are
+made for: K and its factor, in `mixed.py`. What the result rests on is in float64, slower as it may
+be there: the residuals that correct for that factor, and G, whose condition is the square of that
+of Φ and has nothing to correct it.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,11 +31,12 @@ from scipy.linalg import LinAlgWarning
 
 from onelayer import arrays
 from onelayer.arrays import Array
+from onelayer.chunks import Told
 from onelayer.random_features import leave_one_out, mixed, nested
-from onelayer.random_features.design import Design
+from onelayer.random_features.design import Design, SpreadDesign
 from onelayer.random_features.leave_one_out import Found
 from onelayer.random_features.nested import Columns
-from onelayer.random_features.progress import Track, untracked
+from onelayer.random_features.progress import Track, ticking, untracked
 
 Alpha = float | None  # None: chosen by leave-one-out
 
@@ -34,17 +45,17 @@ _LARGEST_ALPHA = 1e30  # that float32 has room for
 
 
 def solve_features(
-    design: Design, targets: Array, alpha: Alpha, sizes: Sequence[int], track: Track = untracked
+    design: SpreadDesign, alpha: Alpha, sizes: Sequence[int], track: Track = untracked
 ) -> list[Found]:
     """The weights v (features, t) on the first s examples, for every s of `sizes`, ascending.
 
-    `targets` (n, t) are in float64, and so is all that is computed; the last size is n.
+    Targets are in float64, and so is all that is computed.
     """
-    design = design.double()
+    design = replace(design, sample=arrays.double(design.sample))
     small = [size for size in sizes if size <= design.columns]
     large = sizes[len(small) :]
-    found = [] if not small else _by_kernel(design.first(small[-1]), targets, alpha, small, track)
-    return found if not large else found + _by_features(design, targets, alpha, large, track)
+    found = [] if not small else _by_kernel(design, alpha, small, track)
+    return found if not large else found + _by_features(design, alpha, large, track)
 
 
 def solve_kernel(kernel: Array, targets: Array, alpha: Alpha, sizes: Sequence[int]) -> list[Found]:
@@ -121,8 +132,14 @@ def _smallest(matrix: Array, right: Array, alpha: float, scaled: bool) -> Array:
 
 
 def _by_kernel(
-    design: Design, targets: Array, alpha: Alpha, sizes: Sequence[int], track: Track
+    spread: SpreadDesign, alpha: Alpha, sizes: Sequence[int], track: Track
 ) -> list[Found]:
+    """For no more examples than features.
+
+    Brought here, n examples of T tokens are n·T·d <= p·T·d numbers: fewer than the p x p that
+    would travel otherwise, unless an example alone has more numbers than there are features.
+    """
+    design, targets = spread.between(0, sizes[-1]).here()
     large = design.rows**2 * design.columns >= _MIXED_FROM
     if alpha is not None and large and alpha < _LARGEST_ALPHA:
         settled = mixed.solve(design, targets, alpha, sizes, track)
@@ -153,23 +170,49 @@ def _weights(design: Design, dual: Array, columns: Columns, track: Track) -> Arr
 # From features, by products of features
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """What regression on features needs to know of examples."""
+
+    gram: Array  # Φᵀ Φ (p, p), of which only the triangle on and below the diagonal is to be read
+    moments: Array  # Φᵀ y (p, t)
+    largest: Array  # the largest |y| of every target, (t,)
+
+    def __add__(self, other: _Sums) -> _Sums:
+        xp = arrays.namespace(self.gram)
+        largest = xp.maximum(self.largest, other.largest)
+        return _Sums(self.gram + other.gram, self.moments + other.moments, largest)
+
+
 def _by_features(
-    design: Design, targets: Array, alpha: Alpha, sizes: Sequence[int], track: Track
+    design: SpreadDesign, alpha: Alpha, sizes: Sequence[int], track: Track
 ) -> list[Found]:
-    """For more examples than features: one p x p matrix, to which every size adds its examples."""
+    """For more examples than features: every size adds its examples to the sums of those before."""
+    parts = [design.between(start, stop) for start, stop in pairwise([0, *sizes])]
+    told = ticking(track, sum(part.steps for part in parts), "Gram matrix")
+    sums, found = None, []
+    for part, size in zip(parts, sizes, strict=True):
+        its_own = part.summed(_sums_of, told=told)
+        sums = its_own if sums is None else sums + its_own
+        found.append(_solve_sums(sums, design.between(0, size), alpha, track))
+    return found
+
+
+def _solve_sums(sums: _Sums, design: SpreadDesign, alpha: Alpha, track: Track) -> Found:
+    if alpha is not None:
+        return _solve_one(sums.gram, sums.moments, alpha)
+    return leave_one_out.by_features(design, sums.gram, sums.moments, sums.largest, track)
+
+
+def _sums_of(design: Design, targets: Array, told: Told) -> _Sums:
+    """The sums over one chunk of examples, panel by panel."""
+    xp = arrays.namespace(targets)
     gram = arrays.zeros((design.columns, design.columns), targets)
     moments = arrays.zeros((design.columns, targets.shape[1]), targets)
-    found = []
-    for part in track(design.row_panels(cuts=sizes), "Gram matrix"):
+    panels = design.row_panels()
+    for done, part in enumerate(panels, start=1):
         panel = arrays.transpose(design.by_rows(part))
         gram = arrays.add_gram(gram, panel)
         moments = moments + panel @ targets[part, :]
-        if part.stop in sizes and alpha is not None:
-            found.append(_solve_one(gram, moments, alpha))
-        elif part.stop in sizes:
-            rows = design.row_panels(cuts=[part.stop])
-            seen = [rows_part for rows_part in rows if rows_part.stop <= part.stop]
-            found.append(
-                leave_one_out.by_features(design, gram, moments, targets, track(seen, "left out"))
-            )
-    return found
+        told(done / len(panels))
+    return _Sums(gram, moments, xp.max(xp.abs(targets), axis=0))

@@ -38,12 +38,25 @@ class Sets:
         """One example as `block` gives it: its namespace, device and dtype are those of all."""
         return self.block(slice(0, 1))[0]
 
-    def first(self, count: int) -> Sets:
-        """The first examples."""
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """As of an array (n, tokens, dim)."""
+        return len(self), self.longest, self.dim
+
+    def __getitem__(self, part: slice | tuple[slice, Any]) -> Sets:
+        """Some of the examples: `sets[part]`, or `sets[part, ...]` as of any array in a chunk."""
+        rows = part[0] if isinstance(part, tuple) else part
         if isinstance(self.tokens, list):
-            return replace(self, tokens=self.tokens[:count])
-        mask = None if self.mask is None else self.mask[:count, :]
-        return replace(self, tokens=self.tokens[:count, ...], mask=mask)
+            return replace(self, tokens=self.tokens[rows])
+        mask = None if self.mask is None else self.mask[rows, :]
+        return replace(self, tokens=self.tokens[rows, ...], mask=mask)
+
+    def placed(self, device: str | None) -> Sets:
+        """The same on a device; None leaves them where they are."""
+        if isinstance(self.tokens, list):
+            return replace(self, tokens=[arrays.place(one, device) for one in self.tokens])
+        mask = None if self.mask is None else arrays.place(self.mask, device)
+        return replace(self, tokens=arrays.place(self.tokens, device), mask=mask)
 
     def block(self, part: slice) -> tuple[Array, Array | None]:
         """Tokens (b, T, d) in floating point, zero where there are none, and their mask (b, T).
@@ -67,8 +80,22 @@ def is_collection_of_sets(X: Any) -> bool:
     return _axes(X) >= 3
 
 
-def as_sets(X: Any, mask: Any = None, least_tokens: int = 2, name: str = "X") -> Sets:
+def joined(parts: Sequence[Sets]) -> Sets:
+    """Arrays of examples one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    xp = arrays.namespace(parts[0].tokens)
+    masks = [part.mask for part in parts if part.mask is not None]
+    mask = xp.concat(masks, axis=0) if masks else None
+    return replace(parts[0], tokens=xp.concat([part.tokens for part in parts], axis=0), mask=mask)
+
+
+def as_sets(
+    X: Any, mask: Any = None, least_tokens: int = 2, name: str = "X", start: int = 0
+) -> Sets:
     """Check X (n, T, d), or a list of arrays (T_i, d), and its mask at the door.
+
+    Errors of a mask count examples from `start` on.
 
     >>> sets = as_sets([np.zeros((3, 2)), np.ones((5, 2))])
     >>> len(sets), sets.dim, sets.longest
@@ -76,7 +103,7 @@ def as_sets(X: Any, mask: Any = None, least_tokens: int = 2, name: str = "X") ->
     """
     refuse_masked_array(X, name)
     if arrays.is_array(X) and not _holds_objects(X):
-        return _from_array(X, mask, least_tokens, name)
+        return _from_array(X, mask, least_tokens, name, start)
     if mask is not None:
         raise ValueError("mask was given with a list of arrays, expected an array for a mask")
     return _from_list(X, least_tokens, name)
@@ -97,7 +124,17 @@ def single_tokens(X: Array, tokens: int = 2) -> Sets:
     return Sets(xp.broadcast_to(X[:, None, :], (n, tokens, dim)), None, dim, tokens)
 
 
-def _from_array(X: Array, mask: Any, least_tokens: int, name: str) -> Sets:
+def check_example(shape: tuple[int, ...], least_tokens: int, name: str) -> None:
+    """Refuse what is no example (T, d) of an array that is elsewhere."""
+    if len(shape) != 2 or shape[1] == 0:
+        raise ValueError(
+            f"{name} has examples of shape {shape}, expected two axes (tokens, dim) of each"
+        )
+    if shape[0] < least_tokens:
+        raise ValueError(f"{name} has examples of shape {shape}, {_enough(least_tokens)}")
+
+
+def _from_array(X: Array, mask: Any, least_tokens: int, name: str, start: int) -> Sets:
     shape = tuple(X.shape)
     if len(shape) != 3:
         raise ValueError(f"{name} has shape {shape}, expected three axes (examples, tokens, dim)")
@@ -111,29 +148,26 @@ def _from_array(X: Array, mask: Any, least_tokens: int, name: str) -> Sets:
     per_example = shape[1] * shape[2] * 8
     for part in blocks.slices(shape[0], per_example):  # a file is read, not loaded
         arrays.check_finite(X[part, ...], name)
-    return Sets(X, _checked_mask(mask, X, least_tokens), shape[2], shape[1])
+    return Sets(X, _checked_mask(mask, X, least_tokens, start), shape[2], shape[1])
 
 
-def _checked_mask(mask: Any, X: Array, least_tokens: int) -> Array | None:
+def _checked_mask(mask: Any, X: Array, least_tokens: int, start: int) -> Array | None:
     if mask is None:
         return None
-    checked = checks.key_mask(mask, X)
+    checked = checks.key_mask(mask, X, start=start)
     xp = arrays.namespace(checked)
     there = xp.astype(checked, xp.int64)
-    _refuse_example(
-        there[:, 0] == 0, "mask leaves example {} without its query, expected True for token 0"
-    )
-    _refuse_example(
-        xp.sum(there, axis=1) < least_tokens,
-        "mask leaves example {} without a key, expected at least one True after the query",
-    )
+    no_query = "mask leaves example {} without its query, expected True for token 0"
+    _refuse_example(there[:, 0] == 0, no_query, start)
+    no_key = "mask leaves example {} without a key, expected at least one True after the query"
+    _refuse_example(xp.sum(there, axis=1) < least_tokens, no_key, start)
     return checked
 
 
-def _refuse_example(bad: Array, message: str) -> None:
+def _refuse_example(bad: Array, message: str, start: int) -> None:
     xp = arrays.namespace(bad)
     if bool(xp.any(bad)):
-        raise ValueError(message.format(int(xp.argmax(xp.astype(bad, xp.int64)))))
+        raise ValueError(message.format(start + int(xp.argmax(xp.astype(bad, xp.int64)))))
 
 
 def _from_list(X: Iterable[Any], least_tokens: int, name: str) -> Sets:

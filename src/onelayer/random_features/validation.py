@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
-from onelayer import arrays, blocks, checks
+from onelayer import arrays, blocks, checks, sources
 from onelayer.arrays import Array
 from onelayer.random_features import sets as sets_module
 from onelayer.random_features.ridge import Alpha
@@ -27,6 +27,7 @@ def as_sets(
     A row of a two-dimensional X is one token and counts as `single` tokens.
     """
     sets_module.refuse_masked_array(X, name)
+    sources.refuse_generator(X, name)
     if sets_module.is_collection_of_sets(X):
         found = sets_module.as_sets(X, mask, least_tokens=single, name=name)
     else:
@@ -35,16 +36,27 @@ def as_sets(
             rows = validate_data(estimator, X, reset=reset, dtype=[np.float64, np.float32])
             return sets_module.single_tokens(rows, single)
         found = sets_module.single_tokens(arrays.as_real(X, name), single)
+    check_dim(estimator, X, found.dim, reset, name)
+    return found
+
+
+def check_dim(estimator: Any, X: Any, dim: int, reset: bool, name: str) -> None:
+    """Keep the dimension of tokens if `reset`, else refuse another than at fit."""
     # What scikit-learn would refuse or convert is checked already: this keeps names of features.
     validate_data(estimator, X, reset=reset, skip_check_array=True, ensure_2d=False)
     if reset:
-        estimator.n_features_in_ = found.dim
-    elif found.dim != estimator.n_features_in_:
+        estimator.n_features_in_ = dim
+    elif dim != estimator.n_features_in_:
         expected = estimator.n_features_in_
-        raise ValueError(
-            f"{name} has tokens of dimension {found.dim}, expected {expected} as at fit"
-        )
-    return found
+        raise ValueError(f"{name} has tokens of dimension {dim}, expected {expected} as at fit")
+
+
+def here(value: Any, name: str) -> Any:
+    """What belongs to examples in memory, brought here if it is elsewhere."""
+    if not sources.is_elsewhere(value):
+        return value
+    found = sources.source({name: value})
+    return found.first(len(found))[0]
 
 
 def refuse_mask_of_rows(mask: Any) -> None:
@@ -76,7 +88,7 @@ def check_same_place(estimator: Any, method: str, examples: Sets, fitted: Array)
 
 def as_targets(y: Any, examples: Sets, name: str = "y") -> Array:
     """y (n,) or (n, t) in float64, in the namespace of the examples."""
-    _refuse_none(y, name)
+    refuse_none(y, name)
     if arrays.is_foreign(y):
         targets = arrays.as_real(y, name)
     else:
@@ -87,29 +99,51 @@ def as_targets(y: Any, examples: Sets, name: str = "y") -> Array:
     return arrays.double(arrays.beside(arrays.detached(targets), examples.sample))
 
 
-def as_classes(y: Any, examples: Sets) -> tuple[Array, np.ndarray[Any, Any]]:
-    """The classes of y (n,), and the index of every example's class.
+def columns(targets: Array, row_scale: Array | None) -> Array:
+    """Targets (n,) or (n, t) as (n, t), rows times their scale."""
+    found = targets if targets.ndim == 2 else targets[:, None]
+    return found if row_scale is None else found * row_scale[:, None]
 
-    Numbers follow X into its namespace; labels of other kinds stay in numpy.
-    """
-    _refuse_none(y, "y")
+
+def as_classes(y: Any, examples: Sets) -> tuple[Array, np.ndarray[Any, Any]]:
+    """The classes of y (n,), and the index of every example's class."""
+    labels = as_labels(y, examples)
+    check_classification_targets(labels)
+    classes, index = np.unique(labels, return_inverse=True)
+    return several_classes(classes, examples), index
+
+
+def as_labels(y: Any, examples: Sets) -> np.ndarray[Any, Any]:
+    """y (n,) in numpy, one label of any kind for each example."""
+    refuse_none(y, "y")
     labels = column_or_1d(arrays.to_numpy(y) if arrays.is_array(y) else y, warn=True)
     _check_rows(labels, examples, "y")
     if labels.dtype.kind == "f":
         arrays.check_finite(labels, "y")
-    check_classification_targets(labels)
-    classes, index = np.unique(labels, return_inverse=True)
+    found: np.ndarray[Any, Any] = labels
+    return found
+
+
+def several_classes(classes: np.ndarray[Any, Any], examples: Sets) -> Array:
+    """The classes, two at least: numbers follow X into its namespace, others stay in numpy."""
     if len(classes) < 2:
         raise ValueError(
             f"y has one class, {classes.tolist()[0]!r}, "
             "expected a number of classes greater than one"
         )
     if not np.issubdtype(classes.dtype, np.number):
-        return classes, index
-    return arrays.beside(classes, examples.sample), index
+        return classes
+    return arrays.beside(classes, examples.sample)
 
 
-def _refuse_none(y: Any, name: str) -> None:
+def one_hot(index: np.ndarray[Any, Any], count: int, examples: Sets) -> Array:
+    """+1 for the class of an example and -1 for others, (n, count), or (n,) for two classes."""
+    hot = 2.0 * np.eye(count)[index] - 1.0
+    return arrays.like(hot[:, 1] if count == 2 else hot, arrays.double(examples.sample))
+
+
+def refuse_none(y: Any, name: str) -> None:
+    """An estimator wants to know what to learn."""
     if y is None:  # in scikit-learn's words
         raise ValueError(
             f"This estimator requires {name} to be passed, but the target {name} is None."
@@ -125,21 +159,35 @@ def _check_rows(y: Array, examples: Sets, name: str) -> None:
 
 def check_no_overflow(values: Array, what: str, examples: Sets) -> None:
     """Refuse tokens so large that what is computed from them has no place in its dtype."""
-    if arrays.is_finite(values):
-        return
-    xp = arrays.namespace(values)
-    parts = blocks.slices(len(examples), 8 * examples.longest * examples.dim)
-    largest = max(float(xp.max(xp.abs(examples.block(part)[0]))) for part in parts)
-    raise ValueError(
+    if not arrays.is_finite(values):
+        raise overflow(what, examples, largest_entry(examples))
+
+
+def overflow(what: str, examples: Sets, largest: float) -> ValueError:
+    """The complaint that something overflows on examples with entries up to `largest`."""
+    return ValueError(
         f"{what} overflow in {examples.sample.dtype}: X has entries up to {largest:.3g}, "
         "expected tokens of about unit norm"
     )
+
+
+def largest_entry(examples: Sets) -> float:
+    """The largest absolute value of a coordinate of any token."""
+    parts = blocks.slices(len(examples), 8 * examples.longest * examples.dim)
+    return max(arrays.largest(examples.block(part)[0]) for part in parts)
 
 
 def as_row_scale(sample_weight: Any, examples: Sets) -> Array | None:
     """The root of the weights: rows times it make weighted least squares plain ones."""
     if sample_weight is None:
         return None
+    weights = as_weights(sample_weight, examples)
+    check_some_weight(arrays.largest(weights))
+    return row_scale(weights, examples)
+
+
+def as_weights(sample_weight: Any, examples: Sets) -> Array:
+    """Weights (n,) of at least 0, from a number or an array, in the namespace of the examples."""
     n = len(examples)
     if isinstance(sample_weight, numbers.Real):
         sample_weight = np.full(n, float(sample_weight))
@@ -152,9 +200,19 @@ def as_row_scale(sample_weight: Any, examples: Sets) -> Array | None:
         raise ValueError(
             f"sample_weight has entries down to {float(xp.min(weight)):g}, expected none below 0"
         )
-    if float(xp.max(weight)) == 0:
+    return weight
+
+
+def check_some_weight(largest: float) -> None:
+    """Refuse weights that leave no example."""
+    if largest == 0:
         raise ValueError("sample_weight is zero throughout, expected a positive weight")
-    return xp.astype(xp.sqrt(weight), examples.sample.dtype, copy=False)
+
+
+def row_scale(weights: Array, examples: Sets) -> Array:
+    """The root of the weights (n,), in the dtype of the examples."""
+    xp = arrays.namespace(weights)
+    return xp.astype(xp.sqrt(weights), examples.sample.dtype, copy=False)
 
 
 def as_alpha(alpha: Any) -> Alpha:
@@ -183,7 +241,7 @@ def as_bias(bias: Any) -> Any:
     return matrix
 
 
-def as_sizes(sizes: Any, examples: Sets) -> list[int]:
+def as_sizes(sizes: Any, examples: Sized) -> list[int]:
     """Sample sizes, which ascend from at least 1 to at most the number of examples."""
     if not isinstance(sizes, Iterable) or isinstance(sizes, str):
         raise TypeError(f"sizes is {sizes!r}, expected a list of whole numbers")

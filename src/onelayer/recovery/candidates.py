@@ -125,11 +125,11 @@ def losses(space: Space, points: Matrix, tuples: Matrix, fitted: Problem) -> Mat
 
 def refine_inside(space: Space, coordinates: Matrix, fitted: Problem) -> tuple[Matrix, reduced.Fit]:
     """Levenberg-Marquardt steps on the coordinates (m, m - 1), projections eliminated."""
-    blocks, equations = fitted.blocks(space.heads), fitted.equations()
+    cut = fitted.cut(space.heads)
     directions = _directions(space, fitted)
 
     def fit_at(place: Matrix) -> reduced.Fit:
-        return reduced.fit(blocks, stack(space, place, fitted), False, equations)
+        return reduced.fit(cut, stack(space, place, fitted))
 
     fit, damping = fit_at(coordinates), _FIRST_DAMPING
     for _ in range(_STEPS if directions else 0):

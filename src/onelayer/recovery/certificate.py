@@ -24,7 +24,7 @@ import numpy as np
 from onelayer import arrays
 from onelayer.arrays import Array
 from onelayer.recovery import lowrank, reduced
-from onelayer.recovery.problem import Block, Problem
+from onelayer.recovery.problem import AnyProblem, Block, Problem
 from onelayer.recovery.reduced import Fit, Jacobian
 
 _LANCZOS_STEPS = 120
@@ -65,7 +65,7 @@ class Certificate:
 
 def certify(
     fit: Fit,
-    fitted: Problem,
+    fitted: AnyProblem,
     held_out: Problem,
     rank: int | None,
     rng: np.random.Generator,
@@ -88,14 +88,14 @@ def certify(
     )
 
 
-def _thinned(fit: Fit, fitted: Problem, rank: int | None) -> Fit:
+def _thinned(fit: Fit, fitted: AnyProblem, rank: int | None) -> Fit:
     """The same heads on no more examples than it takes to judge how well they are determined."""
     wanted = _ENOUGH * fitted.unknowns(fit.heads, rank)
-    share = wanted / fitted.equations()
+    share = wanted / fitted.equations
     if share > 0.8:
         return fit
-    few = fitted.take(np.arange(max(1, int(share * fitted.examples))))
-    return reduced.fit(few.blocks(fit.heads), fit.stacked, fit.output_bias, few.equations())
+    few = fitted.sample(max(1, int(share * fitted.examples)))
+    return reduced.fit(few.cut(fit.heads), fit.stacked)
 
 
 def _errors(fit: Fit, problem: Problem) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -140,7 +140,7 @@ def determination(
     fit: Fit, rank: int | None, rng: np.random.Generator
 ) -> tuple[float, np.ndarray[Any, Any]]:
     """The smallest singular value relative to the largest, and which heads are determined."""
-    dim = fit.blocks[0].keys.shape[2]
+    dim = fit.cut.dim
     tangent = lowrank.tangent(fit.stacked, dim, rank)
     start = tangent.project(arrays.like(rng.standard_normal(fit.stacked.shape), fit.stacked))
     scale = _head_scales(reduced.jacobian(fit), start, dim)
@@ -189,15 +189,14 @@ def _separable(fit: Fit) -> np.ndarray[Any, Any]:
     The head's block of (HᵀH)⁻¹ is the inverse of the part of its features that the others do not
     explain: large where next to nothing is left.
     """
-    dim = fit.blocks[0].keys.shape[2]
+    dim = fit.cut.dim
     inverse = arrays.to_numpy(reduced.ridged_inverse(fit.gram))
-    rows = sum(int(block.outputs.shape[0]) for block in fit.blocks)
     left = [
         1 / np.linalg.norm(inverse[i * dim : (i + 1) * dim, i * dim : (i + 1) * dim], 2)
         for i in range(fit.heads)
     ]
     # Whitened tokens: features that nothing else explains have mean squares of about 1/tokens.
-    return np.array(left) / rows > 10 * reduced.SINGULAR_RIDGE
+    return np.array(left) / fit.cut.rows > 10 * reduced.SINGULAR_RIDGE
 
 
 def _extreme_eigenvalues(

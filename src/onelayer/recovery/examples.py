@@ -7,42 +7,49 @@ the phases meet all three kinds of input in the same units.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
-from onelayer import arrays, blocks
+from onelayer import arrays, blocks, chunks
 from onelayer.arrays import Array
-from onelayer.recovery.problem import Problem, inverse_root
+from onelayer.chunks import Told, untold
+from onelayer.recovery import passes
+from onelayer.recovery.problem import (
+    Frame,
+    Problem,
+    SpreadProblem,
+    bytes_in_block,
+    pose_spread,
+    without,
+)
+from onelayer.sources import Chunk, Source
 
 Result = TypeVar("Result")
+Work = Callable[[Array, Array], Result]
+Merge = Callable[[Result, Result], Result]
 
 
-def _untold(_share: float) -> None:
-    """Nobody wants to know how far a pass is."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Examples:
-    """Inputs (n, k, d) and outputs (n, k, e) as they were given, and how to read them."""
+    """All examples but those that are held out, and how to read them."""
 
-    X: Any
-    Y: Any
-    held_out: np.ndarray[Any, Any]  # ascending positions that no block shows
-    device: str | None
-    whitening: Array
-    output_scale: float
-    passing: Callable[[float], None] = _untold  # told how far a pass is
+    spread: SpreadProblem
+    passing: Told = untold  # told how far a pass is
+
+    @property
+    def whitening(self) -> Array:
+        return self.spread.whitening
 
     @property
     def count(self) -> int:
-        return int(self.X.shape[0]) - len(self.held_out)
+        return self.spread.examples
 
     @property
     def tokens(self) -> int:
-        return int(self.X.shape[1])
+        return self.spread.tokens
 
     @property
     def rows(self) -> int:
@@ -50,97 +57,110 @@ class Examples:
 
     @property
     def dim(self) -> int:
-        return int(self.X.shape[2])
+        return self.spread.dim
 
     @property
     def out_dim(self) -> int:
-        return int(self.Y.shape[2])
+        return self.spread.out_dim
 
-    def fold(
-        self,
-        work: Callable[[Array, Array], Result],
-        merge: Callable[[Result, Result], Result],
-        most: int | None = None,
-    ) -> Result:
+    def fold(self, work: Work[Result], merge: Merge[Result], most: int | None = None) -> Result:
         """`work(X, Y)` of every block, merged in their order; of about `most` examples if given."""
-        parts = self._parts()
-        if most is not None and most < self.X.shape[0]:  # whole blocks, evenly spread
-            size = parts[0].stop - parts[0].start
-            wanted = max(1, -(-most // size))
-            parts = [parts[i * len(parts) // wanted] for i in range(min(wanted, len(parts)))]
-        done = 0
-
-        def merge_and_tell(total: Result, result: Result) -> Result:
-            nonlocal done
-            done += 1
-            self.passing((done + 1) / len(parts))
-            return merge(total, result)
-
-        self.passing(0.0)
-        return blocks.fold_over(
-            parts, lambda part: work(*self._read(part)), merge_and_tell, self.whitening
+        source = self.spread.source
+        size = self._block_size()
+        chosen = None if most is None or most >= len(source) else _evenly(len(source), size, most)
+        some = chunks.pick(source.chunks, _with_some(source, size, chosen))
+        reading = _Reading(
+            self.spread.frame, self.spread.held_out, self.spread.device, size, chosen
         )
+        shared = (reading, work, merge)
+        total: Result = passes.merged_over(some, _folded, merge, self.passing, *shared)
+        return total
 
-    def problem(self, index: np.ndarray[Any, Any]) -> Problem:
-        """Some examples, by their positions, held in memory for Gauss-Newton steps."""
-        X, Y = (arrays.rows(array, index) for array in (self.X, self.Y))
-        tokens, outputs = self._whitened(X, Y)
-        whitening, scale = self.whitening, self.output_scale
-        return Problem(tokens, outputs, None, False, False, whitening, scale)
+    def problem(self, positions: np.ndarray[Any, Any]) -> Problem:
+        """Some examples, by their ascending positions, held in memory for Gauss-Newton steps."""
+        return self.spread.at(positions)
 
     def positions(self, most: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
         """Random examples that are not held out, at most so many, ascending."""
-        drawn = min(most + len(self.held_out), int(self.X.shape[0]))
-        positions = rng.choice(int(self.X.shape[0]), drawn, replace=False)
-        return np.sort(positions[~np.isin(positions, self.held_out)][:most])
+        count, held_out = len(self.spread.source), self.spread.held_out
+        positions = rng.choice(count, min(most + len(held_out), count), replace=False)
+        return np.sort(positions[~np.isin(positions, held_out)][:most])
 
-    def _parts(self) -> list[slice]:
-        # Tokens, outputs, their images and centred images, and the k x k matrices of a row.
-        tokens, dim, out_dim = self.tokens, self.dim, self.out_dim
-        per_example = 8 * tokens * (2 * dim + 4 * out_dim + 6 * tokens)
-        return list(blocks.slices(int(self.X.shape[0]), per_example))
+    def _block_size(self) -> int:
+        """Examples in a block."""
+        per_example = bytes_in_block(self.tokens, self.dim, self.out_dim)
+        return max(1, blocks.block_bytes(self.whitening) // per_example)
 
-    def _read(self, part: slice) -> tuple[Array, Array]:
-        first, last = np.searchsorted(self.held_out, [part.start, part.stop])
-        X, Y = self.X[part, ...], self.Y[part, ...]
-        if first < last:
-            size = part.stop - part.start
-            kept = np.setdiff1d(np.arange(size), self.held_out[first:last] - part.start)
-            X, Y = arrays.rows(X, kept), arrays.rows(Y, kept)
-        return self._whitened(X, Y)
 
-    def _whitened(self, X: Array, Y: Array) -> tuple[Array, Array]:
-        X, Y = (arrays.double(arrays.place(array, self.device)) for array in (X, Y))
-        return X @ self.whitening, Y / self.output_scale
+@dataclass(frozen=True)
+class _Reading:
+    """How the blocks of a chunk are read; `chosen` are the numbers of the blocks, None for all.
+
+    Blocks are counted over all examples, so that the chosen ones are the same wherever these live.
+    """
+
+    frame: Frame
+    held_out: np.ndarray[Any, Any]
+    device: str | None
+    size: int
+    chosen: frozenset[int] | None
+
+    def parts(self, chunk: Chunk) -> list[slice]:
+        """The positions of the blocks in a chunk."""
+        stop = chunk.start + len(chunk)
+        numbers = range(chunk.start // self.size, -(-stop // self.size))
+        return [
+            slice(max(chunk.start, i * self.size), min(stop, (i + 1) * self.size))
+            for i in numbers
+            if self.chosen is None or i in self.chosen
+        ]
+
+    def whitened(self, chunk: Chunk, part: slice) -> tuple[Array, Array]:
+        """The tokens and outputs of a block, those held out left out."""
+        X, Y, _ = without(chunk.between(part.start, part.stop), self.held_out)
+        X, Y = (arrays.place(one, self.device) for one in (X, Y))
+        found = self.frame.whitened(X, Y, None)
+        return found.X, found.Y
+
+
+def _folded(
+    chunk: Chunk, reading: _Reading, work: Work[Result], merge: Merge[Result], told: Told = untold
+) -> Result:
+    """The results of a chunk's blocks merged in their order."""
+    return passes.fold_and_tell(
+        reading.parts(chunk),
+        lambda part: work(*reading.whitened(chunk, part)),
+        merge,
+        reading.frame.whitening,
+        told,
+    )
+
+
+def _evenly(count: int, size: int, most: int) -> frozenset[int]:
+    """The numbers of so many blocks that they have about `most` examples, evenly spread."""
+    total, wanted = -(-count // size), max(1, -(-most // size))
+    return frozenset(i * total // wanted for i in range(min(wanted, total)))
+
+
+def _with_some(source: Source, size: int, chosen: frozenset[int] | None) -> Sequence[int]:
+    """The positions of the chunks that have some of the chosen blocks."""
+    if chosen is None:
+        return range(len(source.chunks))
+    firsts = [i * size for i in chosen]
+    lasts = [min(len(source), (i + 1) * size) - 1 for i in chosen]
+    found = np.searchsorted(source.starts, [firsts, lasts], side="right") - 1
+    return sorted({i for first, last in found.T for i in range(first, last + 1)})
 
 
 def gather(
-    X: Any,
-    Y: Any,
+    source: Source,
+    scales: tuple[float, float],
     held_out: np.ndarray[Any, Any],
     device: str | None = None,
-    passing: Callable[[float], None] = _untold,
+    passing: Told = untold,
 ) -> Examples:
     """The examples with their whitening, from one pass over those that are not held out."""
-    dim = X.shape[2]
-    token_scale, output_scale = (arrays.largest(array) or 1.0 for array in (X, Y))
-    # As they are but for the largest entries brought to 1, so that squares do not overflow.
-    reference = arrays.double(arrays.place(X[:1, ...], device))
-    identity = arrays.like(np.eye(dim) / token_scale, reference)
-    plain = Examples(X, Y, held_out, device, identity, output_scale, passing)
-
-    def squares(tokens: Array, outputs: Array) -> tuple[Array, float]:
-        flat = arrays.namespace(tokens).reshape(tokens, (-1, dim))
-        return arrays.transpose(flat) @ flat, arrays.squared_norm(outputs)
-
-    moments, size = plain.fold(squares, lambda a, b: (a[0] + b[0], a[1] + b[1]))
-    root_mean_square = (size / (plain.rows * plain.out_dim)) ** 0.5 or 1.0
+    nowhere = np.arange(0)
     return Examples(
-        X,
-        Y,
-        held_out,
-        device,
-        inverse_root(moments / plain.rows) / token_scale,
-        output_scale * root_mean_square,
-        passing,
+        pose_spread(source, scales, held_out, order=nowhere, device=device, told=passing), passing
     )

@@ -7,12 +7,14 @@ from typing import Literal
 
 import numpy as np
 
-from onelayer import arrays, attention
+from onelayer import arrays, attention, chunks, sources
 from onelayer.arrays import Array
+from onelayer.chunks import InMemory
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import examples, lowrank, phases, problem, reduced
 from onelayer.recovery.certificate import Certificate, certify
-from onelayer.recovery.problem import Problem
+from onelayer.recovery.door import Given
+from onelayer.recovery.problem import AnyProblem, Frame, Positions, Problem
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.search import Ending, Outcome, Search
 from onelayer.recovery.trace import Log
@@ -20,6 +22,7 @@ from onelayer.recovery.trace import Log
 # Held out: a twentieth, or a fifth where examples are plenty, but never more than this many.
 _MOST_HELD_OUT = 2000
 _PLENTY = 6.0  # equations per unknown
+_MOST_DRAWN = 4_000_000  # examples that stay elsewhere: no more of them are ever sampled from
 _OVERFITTED = 4.0  # held-out error over fitted error
 _SMALL = 1e-7  # a held-out error below this is never held against a layer
 _DELTA = 0.05  # the certificate's bounds hold with probability 1 - _DELTA
@@ -36,9 +39,7 @@ _UNEXPLAINED = 0.3  # a held-out error from which heads are not even roughly rig
 class Task:
     """The checked arguments of one recovery."""
 
-    X: Array
-    Y: Array
-    mask: Array | None
+    given: Given
     heads: int | Literal["auto"]
     rank: int | None
     bias: bool
@@ -51,7 +52,7 @@ class Task:
     @property
     def precision(self) -> float:
         """The relative rounding error of the outputs as they were given."""
-        return arrays.epsilon(arrays.floating(self.Y[:1, ...]))
+        return arrays.epsilon(arrays.floating(self.given.source.samples[1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +67,8 @@ class Answer:
 
 def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     """Gauss-Newton steps from random starts."""
-    given = (task.X, task.Y, task.mask)
-    placed = [None if a is None else arrays.place(a, task.device) for a in given]
-    whole = problem.pose(placed[0], placed[1], placed[2], task.causal, task.bias)
-    fitted, held_out = _split(whole, 1 if task.heads == "auto" else task.heads, task.rank, rng)
+    log.stage = "whitening"
+    fitted, held_out = _posed(task, log, rng)
     with arrays.calm_threads(_product_size(fitted, task.heads)):
         half = held_out.examples // 2
         seen = held_out.take(np.arange(half)) if half else held_out
@@ -80,7 +79,7 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
             held_out = held_out.take(np.arange(half, held_out.examples))
         certificate = certify(outcome.state.fit, fitted, held_out, task.rank, rng, _DELTA)
     reason = _reason(outcome, certificate, fitted, task, search.richer_error)
-    return _answer(task, whole, outcome.state.fit, reason, certificate)
+    return _answer(task, fitted, outcome.state.fit, reason, certificate)
 
 
 def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
@@ -97,7 +96,7 @@ def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
             outcome = search.polished(stacked, may_grow=task.heads == "auto")
             fit = outcome.state.fit
         else:
-            fit = reduced.fit(fitted.blocks(_heads(stacked)), stacked, False, fitted.equations())
+            fit = reduced.fit(fitted.cut(_heads(stacked)), stacked)
         certificate = certify(fit, fitted, held_out, task.rank, rng, _DELTA)
     if state.refusal is not None:
         reason = state.refusal
@@ -110,9 +109,10 @@ def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
 
 def begin(task: Task, log: Log, rng: np.random.Generator) -> tuple[phases.State, Problem]:
     """The state before the first phase, and the examples of the certificate."""
-    n = int(task.X.shape[0])
+    n, *_ = task.given.shape
     held_out = np.sort(rng.choice(n, min(max(2, n // 20), _MOST_HELD_OUT), replace=False))
-    source = examples.gather(task.X, task.Y, held_out, task.device, log.passing)
+    scales = problem.scales_of(task.given.largest)
+    source = examples.gather(task.given.source, scales, held_out, task.device, log.passing)
     other, unseen = source.problem(held_out[::2]), source.problem(held_out[1::2])
     heads = None if task.heads == "auto" else task.heads
     unknowns = other.unknowns(heads or 4, task.rank)
@@ -138,30 +138,66 @@ def _heads(stacked: Array) -> int:
 
 
 def _search(
-    task: Task, fitted: Problem, seen: Problem, log: Log, rng: np.random.Generator
+    task: Task, fitted: AnyProblem, seen: Problem, log: Log, rng: np.random.Generator
 ) -> Search:
     return Search(fitted, seen, task.rank, task.tol, task.precision, task.restarts, rng, log)
 
 
 def _answer(
-    task: Task, posed: Problem, fit: reduced.Fit, reason: Reason, certificate: Certificate
+    task: Task, posed: Frame, fit: reduced.Fit, reason: Reason, certificate: Certificate
 ) -> Answer:
-    layer = posed.layer(fit.stacked, fit.weights).to(arrays.floating(task.X[:1, ...]))
+    sample = arrays.floating(task.given.source.samples[0])
+    layer = posed.layer(fit.stacked, fit.weights).to(sample)
     return Answer(layer, reason, fit.error, certificate)
 
 
-def _split(
-    whole: Problem, heads: int, rank: int | None, rng: np.random.Generator
-) -> tuple[Problem, Problem]:
-    """Examples to fit and examples held out, more of these where there are plenty."""
-    n = whole.examples
-    plenty = whole.equations() > _PLENTY * whole.unknowns(heads, rank)
-    held_out = min(max(1, n // (5 if plenty else 20)), _MOST_HELD_OUT)
-    order = rng.permutation(n)
-    return whole.take(order[held_out:]), whole.take(order[:held_out])
+def _posed(task: Task, log: Log, rng: np.random.Generator) -> tuple[AnyProblem, Problem]:
+    """Examples to fit, and examples held out, which are in memory; both in random order.
+
+    Those to fit are in memory too if they came so and have room there. Otherwise they stay where
+    they are: one pass over them finds their frame, and each further pass reads them again.
+    """
+    given = task.given
+    n, tokens, dim, out_dim = given.shape
+    sample = arrays.place(given.source.samples[0], task.device)
+    fits = 8 * n * tokens * (dim + out_dim) <= chunks.room(sample)
+    if isinstance(given.source.chunks, InMemory) and fits:
+        (chunk,) = given.source.chunks.values
+        X, Y, mask = (problem.place_or_none(one, task.device) for one in chunk.arrays)
+        whole = problem.pose(X, Y, mask, task.causal, task.bias)
+        order, count = rng.permutation(n), _held_out(task)
+        return whole.take(order[count:]), whole.take(order[:count])
+    source = given.source
+    if isinstance(source.chunks, InMemory):
+        source = sources.in_pieces(*source.chunks.values[0].arrays)
+    spread = problem.pose_spread(
+        source,
+        problem.scales_of(given.largest),
+        held_out=np.arange(0),
+        order=_drawn(n, rng),
+        causal=task.causal,
+        bias=task.bias,
+        device=task.device,
+        told=log.passing,
+    )
+    return spread.split(_held_out(task))
 
 
-def _product_size(fitted: Problem, heads: int | Literal["auto"]) -> float:
+def _held_out(task: Task) -> int:
+    """How many examples are held out: more where there are plenty."""
+    n, _, dim, out_dim = task.given.shape
+    heads = 1 if task.heads == "auto" else task.heads
+    unknowns = problem.unknowns(dim, out_dim, heads, task.rank, task.bias)
+    plenty = task.given.rows * out_dim > _PLENTY * unknowns
+    return min(max(1, n // (5 if plenty else 20)), _MOST_HELD_OUT)
+
+
+def _drawn(n: int, rng: np.random.Generator) -> Positions:
+    """Positions in random order, of all examples or of as many as are ever brought here."""
+    return rng.permutation(n) if n <= _MOST_DRAWN else rng.choice(n, _MOST_DRAWN, replace=False)
+
+
+def _product_size(fitted: AnyProblem, heads: int | Literal["auto"]) -> float:
     """Floating point operations of the largest product in a step."""
     columns = fitted.dim * (1 if heads == "auto" else heads)
     return 2.0 * fitted.examples * fitted.tokens * fitted.dim * columns
@@ -170,12 +206,12 @@ def _product_size(fitted: Problem, heads: int | Literal["auto"]) -> float:
 def _reason(
     outcome: Outcome,
     certificate: Certificate,
-    fitted: Problem,
+    fitted: AnyProblem,
     task: Task,
     richer_error: float,
 ) -> Reason:
     fit = outcome.state.fit
-    if fitted.equations() < fitted.unknowns(fit.heads, task.rank):
+    if fitted.equations < fitted.unknowns(fit.heads, task.rank):
         return Reason.TOO_FEW_EXAMPLES
     # A layer that explains what it was fitted to, and not what it has not seen, was fitted to
     # too few examples. Noise is seen again in the held-out error, hence the factor.

@@ -9,6 +9,7 @@ when the signs of whole examples are flipped at random: no change if r is symmet
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,19 +26,21 @@ _PROBES = 4  # random heads, with scores of standard deviation 1
 _LEVEL = 0.01  # residuals as structured as this share of the flips, or less, are not noise
 
 
-def is_noise(fit: Fit, rng: np.random.Generator) -> bool:
-    """True if the residuals show no trace of the inputs in any kind of feature."""
-    return all(np.mean(sizes[1:] >= sizes[0]) > _LEVEL for sizes in structure(fit, rng))
+def is_noise(fit: Fit, blocks: Sequence[Block], rng: np.random.Generator) -> bool:
+    """True if the residuals of the blocks show no trace of the inputs in any kind of feature."""
+    return all(np.mean(sizes[1:] >= sizes[0]) > _LEVEL for sizes in structure(fit, blocks, rng))
 
 
-def structure(fit: Fit, rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:
+def structure(
+    fit: Fit, blocks: Sequence[Block], rng: np.random.Generator
+) -> list[np.ndarray[Any, Any]]:
     """|Σ φᵀ r|² for every kind of feature: as it is, then under random flips of sign."""
     xp = arrays.namespace(fit.stacked)
-    dim = fit.blocks[0].keys.shape[2]
+    dim = fit.cut.dim
     entries = rng.standard_normal((3, dim + 1, _PROBES * dim)) / dim
     probes = [arrays.like(matrix, fit.stacked) for matrix in entries]
     totals: list[Array] = []
-    for block, residual in zip(fit.blocks, fit.residuals, strict=True):
+    for block, residual in zip(blocks, reduced.residuals_on(fit, blocks), strict=True):
         n, tokens, _ = block.keys.shape
         signs = rng.integers(0, 2, (_FLIPS + 1, n)) * 2.0 - 1.0
         signs[0] = 1.0

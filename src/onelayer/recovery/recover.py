@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from onelayer import arrays, checks
+from onelayer.chunks import KEPT_BYTES
 from onelayer.inputs import Seed
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import display, door, methods
@@ -19,8 +19,6 @@ from onelayer.recovery.methods import Answer, Task
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.trace import Log, Measured, TraceRow
 
-# What `refine` holds in memory, in float64, is not much more than the examples: up to this size.
-_HELD_BYTES = 2 * 2**30
 _ROWS_TO_SCULPT = 100  # per entry of an attention matrix: with fewer it is not worth trying
 
 
@@ -92,9 +90,7 @@ def recover(
     (True, True)
     """
     door.method(method)
-    X, Y, keys = door.examples(X, Y, mask)
     heads = door.number_of_heads(heads)
-    rank = door.known_rank(rank, X.shape[2])
     tol = door.tolerance(tol)
     restarts = checks.whole_number(restarts, "restarts", least=0)
     max_steps = checks.positive_int(max_steps, "max_steps")
@@ -102,14 +98,17 @@ def recover(
         max_seconds = checks.positive_number(max_seconds, "max_seconds")
     if not isinstance(polish, bool):
         raise TypeError(f"polish is {polish!r}, expected True or False")
-    if method == "sculpt":
-        door.sculpting(X, heads, mask=mask is not None, bias=bias, causal=causal)
     arrays.check_device(device)
-    task = Task(X, Y, keys, heads, rank, bias, causal, tol, device, restarts, polish)
     rng = np.random.default_rng(seed)
     with _listening(progress) as listener:
         shown = listener if isinstance(listener, display.Display) else None
         log = Log(max_steps, max_seconds, listener, shown.working if shown else None)
+        log.stage = "looking at the examples"
+        given = door.examples(X, Y, mask, device, log.passing)
+        if method == "sculpt":
+            door.sculpting(given, heads, bias=bias, causal=causal)
+        rank = door.known_rank(rank, given.shape[2])
+        task = Task(given, heads, rank, bias, causal, tol, device, restarts, polish)
         answer = _WAYS[method](task, log, rng)
     return Recovery(
         layer=answer.layer,
@@ -124,8 +123,9 @@ def recover(
 
 def _automatic(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     """`refine`, or `sculpt` where that is the better choice or the last resort."""
-    size = 8.0 * (math.prod(task.X.shape) + math.prod(task.Y.shape))
-    fits, sculptable = size <= _HELD_BYTES, _can_be_sculpted(task)
+    n, tokens, dim, out_dim = task.given.shape
+    size = 8.0 * n * tokens * (dim + out_dim)
+    fits, sculptable = size <= KEPT_BYTES, _can_be_sculpted(task)
     if not fits and sculptable:
         _choose(task, log, f"sculpt, since the examples take {size / 1e9:.1f} GB in memory")
         return methods.sculpt(task, log, rng)
@@ -148,17 +148,17 @@ _WAYS = {"auto": _automatic, "refine": methods.refine, "sculpt": methods.sculpt}
 
 def _can_be_sculpted(task: Task) -> bool:
     """Whether the six phases may be tried, and have a chance."""
-    n, tokens, dim = task.X.shape
-    options = {"mask": task.mask is not None, "bias": task.bias, "causal": task.causal}
-    possible = door.why_not_sculpt(task.X, task.heads, **options) is None
+    n, tokens, dim, out_dim = task.given.shape
+    options = {"bias": task.bias, "causal": task.causal}
+    possible = door.why_not_sculpt(task.given, task.heads, **options) is None
     enough = n * tokens >= _ROWS_TO_SCULPT * dim * dim
-    return possible and enough and bool(task.Y.shape[2] >= tokens)
+    return possible and enough and out_dim >= tokens
 
 
 def _choose(task: Task, log: Log, why: str) -> None:
     """A row of the trace for a choice of method; an error of 1 is that of no layer at all."""
     heads = 0 if task.heads == "auto" else task.heads
-    log.measured("auto", heads, Measured(int(task.X.shape[0]), 1.0, why))
+    log.measured("auto", heads, Measured(task.given.shape[0], 1.0, why))
 
 
 def _listening(progress: Progress) -> AbstractContextManager[Callable[[TraceRow], None] | None]:

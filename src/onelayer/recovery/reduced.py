@@ -12,28 +12,27 @@ which defines J; the part of it that a change of W can undo is projected away (K
     S = Jᵀ (I - H (HᵀH)⁻¹ Hᵀ) J.
 
 S is never formed. A product with it costs about as much as two forward passes and is a sum over
-blocks of examples.
+chunks of examples, in each of which it is a sum over blocks. What is computed from a chunk stays
+where the chunk is; matrices of the size of the weights and of the attention matrices travel.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from onelayer import arrays, attention
 from onelayer.arrays import Array
 from onelayer.blocks import map_over, sum_over
-from onelayer.recovery.problem import Block, Problem
+from onelayer.chunks import Chunks, OneByOne, each, merged
+from onelayer.recovery.problem import Block, Cut, Problem
 
 # Relative to the mean eigenvalue of HᵀH: they keep the inverse finite when heads coincide.
 _RIDGE = 1e-13
 SINGULAR_RIDGE = 1e-10
 _UNSEEN = 1e-11  # eigenvalues below this, relative to the largest, are zero
-
-# Attention and features of all examples are kept in memory up to this size.
-_KEEP_BYTES = 2 * 2**30
 
 # With few keys a sum over them is faster as a product with a matrix of ones.
 _FEW_KEYS = 16
@@ -47,26 +46,25 @@ class Attended:
     features: Array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fit:
     """All that is known at one Θ: `stacked` (p, m·d), the best weights (F, e), what is left over.
 
     The weights hold the projections, and the output bias as a last row where there is one.
     """
 
-    blocks: tuple[Block, ...]
+    cut: Cut
     stacked: Array
-    attended: Sequence[Attended]
+    attended: Chunks  # of tuples of `Attended`
     gram: Array  # HᵀH
     inverse: Array  # (HᵀH)⁺
     weights: Array
-    residuals: tuple[Array, ...]
+    residuals: Chunks  # of tuples of arrays (n·k, e)
     loss: float  # mean square of the residuals: relative, since outputs have unit mean square
-    output_bias: bool
 
     @property
     def heads(self) -> int:
-        return int(self.stacked.shape[1] // self.blocks[0].keys.shape[2])
+        return int(self.stacked.shape[1] // self.cut.dim)
 
     @property
     def error(self) -> float:
@@ -87,60 +85,83 @@ def attend(block: Block, stacked: Array, output_bias: bool) -> Attended:
     return Attended(weights, features)
 
 
-@dataclass(frozen=True)
-class Recomputed(Sequence[Attended]):
-    """The blocks' attention and features, computed anew each time they are asked for."""
-
-    blocks: tuple[Block, ...]
-    stacked: Array
-    output_bias: bool
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, part: Any) -> Any:
-        if isinstance(part, slice):
-            return Recomputed(self.blocks[part], self.stacked, self.output_bias)
-        return attend(self.blocks[part], self.stacked, self.output_bias)
-
-
-def attend_all(blocks: tuple[Block, ...], stacked: Array, output_bias: bool) -> Sequence[Attended]:
-    """Attention and features of all blocks: kept if they fit in memory, recomputed otherwise."""
-    tokens = blocks[0].keys.shape[1]
-    rows = sum(int(block.outputs.shape[0]) for block in blocks)
-    numbers = rows * (stacked.shape[1] + stacked.shape[1] // blocks[0].keys.shape[2] * tokens)
-    recomputed = Recomputed(blocks, stacked, output_bias)
-    if 8 * numbers > _KEEP_BYTES:
-        return recomputed
-    return map_over(range(len(blocks)), lambda part: recomputed[part])
-
-
-def fit(blocks: tuple[Block, ...], stacked: Array, output_bias: bool, equations: int) -> Fit:
+def fit(cut: Cut, stacked: Array) -> Fit:
     """Eliminate the weights at `stacked`: sums for HᵀH and HᵀY, then residuals and a correction."""
-    parts = range(len(blocks))
-    attended = attend_all(blocks, stacked, output_bias)
-    gram = sum_over(parts, lambda part: _gram(attended[part].features))
+    attended = _attended(cut, cut.chunks, stacked)
+    gram = merged(each(_gram, attended), operator.add)
     inverse = _inverse(gram)
-    weights = inverse @ _against_features(attended, [block.outputs for block in blocks])
-    residuals = map_over(
-        parts, lambda part: blocks[part].outputs - attended[part].features @ weights
-    )
+    outputs = each(_outputs, cut.chunks)
+    weights = inverse @ merged(each(_against_features, attended, outputs), operator.add)
+    residuals = _kept_rows(cut, each(_less_fitted, outputs, attended, weights), weights)
     # One correction by the residuals themselves: HᵀH has the squared condition number of H, and
     # the ridge a bias; both are gone after it wherever the weights are determined.
-    correction = inverse @ _against_features(attended, residuals)
-    weights = weights + correction
-    residuals = map_over(parts, lambda part: residuals[part] - attended[part].features @ correction)
-    loss = sum(arrays.squared_norm(residual) for residual in residuals) / equations
-    return Fit(
-        blocks, stacked, attended, gram, inverse, weights, tuple(residuals), loss, output_bias
-    )
+    correction = inverse @ merged(each(_against_features, attended, residuals), operator.add)
+    residuals = _kept_rows(cut, each(_less_fitted, residuals, attended, correction), weights)
+    loss = merged(each(_squares, residuals), operator.add) / cut.equations
+    return Fit(cut, stacked, attended, gram, inverse, weights + correction, residuals, loss)
+
+
+def _attended(cut: Cut, blocks: Chunks, stacked: Array) -> Chunks:
+    """Attention and features of all blocks: held if there is room, computed anew otherwise."""
+    values = each(_attend_all, blocks, stacked, cut.output_bias)
+    numbers = _per_row(cut, int(stacked.shape[1] // cut.dim))
+    kept: Chunks = cut.kept(values, numbers, arrays.itemsize(stacked))
+    return kept
+
+
+def _per_row(cut: Cut, heads: int) -> int:
+    """The numbers that attention and features of so many heads have for a row."""
+    return heads * (cut.dim + cut.tokens)
+
+
+def _kept_rows(cut: Cut, rows: Chunks, weights: Array) -> Chunks:
+    """Rows as long as the outputs, held if there is room."""
+    kept: Chunks = cut.kept(rows, weights.shape[1], arrays.itemsize(weights))
+    return kept
+
+
+# For one chunk, a sequence of blocks
+
+
+def _attend_all(blocks: Sequence[Block], stacked: Array, output_bias: bool) -> tuple[Attended, ...]:
+    return tuple(map_over(blocks, lambda block: attend(block, stacked, output_bias)))
+
+
+def _outputs(blocks: Sequence[Block]) -> tuple[Array, ...]:
+    return tuple(block.outputs for block in blocks)
+
+
+def _gram(attended: Sequence[Attended]) -> Array:
+    """HᵀH."""
+    return sum_over(attended, lambda one: arrays.transpose(one.features) @ one.features)
+
+
+def _against_features(attended: Sequence[Attended], rows: Sequence[Array]) -> Array:
+    """Hᵀ u."""
+    pairs = zip(attended, rows, strict=True)
+    return sum_over(pairs, lambda pair: arrays.transpose(pair[0].features) @ pair[1])
+
+
+def _less_fitted(
+    rows: Sequence[Array], attended: Sequence[Attended], weights: Array
+) -> tuple[Array, ...]:
+    """u - H W."""
+    pairs = zip(rows, attended, strict=True)
+    return tuple(row - one.features @ weights for row, one in pairs)
+
+
+def _squares(rows: Sequence[Array]) -> float:
+    return sum(arrays.squared_norm(row) for row in rows)
+
+
+# On other examples, in memory
 
 
 def residuals_on(fit: Fit, blocks: Sequence[Block]) -> list[Array]:
     """What a fit leaves over of other examples, block by block."""
+    bias = fit.cut.output_bias
     return [
-        block.outputs - attend(block, fit.stacked, fit.output_bias).features @ fit.weights
-        for block in blocks
+        block.outputs - attend(block, fit.stacked, bias).features @ fit.weights for block in blocks
     ]
 
 
@@ -148,19 +169,10 @@ def held_out_error(fit: Fit, problem: Problem) -> float:
     """The relative root mean square error of a fit on other examples."""
     residuals = residuals_on(fit, problem.blocks(fit.heads))
     total = sum(arrays.squared_norm(residual) for residual in residuals)
-    return float((total / problem.equations()) ** 0.5)
+    return float((total / problem.equations) ** 0.5)
 
 
-def _gram(features: Array) -> Array:
-    return arrays.transpose(features) @ features
-
-
-def _against_features(attended: Sequence[Attended], outputs: Sequence[Array]) -> Array:
-    """Hᵀ u summed over the blocks."""
-    return sum_over(
-        range(len(outputs)),
-        lambda part: arrays.transpose(attended[part].features) @ outputs[part],
-    )
+# The inverse
 
 
 def _inverse(gram: Array) -> Array:
@@ -203,95 +215,119 @@ def _mean_eigenvalue(gram: Array) -> float:
     return float(arrays.namespace(gram).linalg.trace(gram)) / int(gram.shape[0])
 
 
-@dataclass(frozen=True)
+# Products with J and S
+
+
+@dataclass(frozen=True, eq=False)
 class Jacobian:
     """Products with J and S at one fit, in that fit's precision or in float32."""
 
-    blocks: tuple[Block, ...]
-    attended: Sequence[Attended]
+    cut: Cut
+    blocks: Chunks
+    attended: Chunks
     weights: Array
     inverse: Array
 
-    def push(self, part: int, attended: Attended, direction: Array) -> Array:
-        """J dΘ on one block: (p, m·d) -> (n·k, e)."""
-        queries = self._queries(part)
-        moved = self._softmax_change(part, attended, queries @ direction)
-        return moved @ self.weights[: direction.shape[1], :]
-
-    def pull(self, part: int, attended: Attended, outputs: Array) -> Array:
-        """Jᵀ u on one block: (n·k, e) -> (p, m·d)."""
-        _, tokens, dim = self.blocks[part].keys.shape
-        columns = attended.attention.shape[1] // tokens * dim
-        moved = outputs @ arrays.transpose(self.weights[:columns, :])
-        return arrays.transpose(self._queries(part)) @ self._softmax_change(part, attended, moved)
-
-    def _queries(self, part: int) -> Array:
-        queries = self.blocks[part].queries
-        return arrays.namespace(queries).reshape(queries, (-1, queries.shape[2]))
-
-    def _softmax_change(self, part: int, attended: Attended, rows: Array) -> Array:
-        """Rows r_ai (n·k, m·d) -> Σ_b P_ab (t_b - Σ_c P_ac t_c) x_b with t_b = r_ai x_b.
-
-        This map is symmetric (it is the covariance of the tokens under the attention), so that J
-        and its transpose share it.
-        """
-        keys, weights = self.blocks[part].keys, attended.attention
-        xp = arrays.namespace(rows)
-        n, tokens, dim = keys.shape
-        scores = xp.reshape(rows, (n, -1, dim)) @ arrays.transpose(keys)
-        weighted = weights * scores
-        if tokens <= _FEW_KEYS:
-            mean = weighted @ arrays.ones((tokens, tokens), keys)
-        else:
-            mean = xp.sum(weighted, axis=-1, keepdims=True)
-        weighted -= weights * mean
-        return xp.reshape(weighted @ keys, (n * tokens, -1))
-
-    def transposed(self, outputs: Sequence[Array]) -> Array:
-        """Jᵀ u summed over the blocks."""
-        return sum_over(
-            range(len(self.blocks)),
-            lambda part: self.pull(part, self.attended[part], outputs[part]),
-        )
+    def transposed(self, rows: Chunks) -> Array:
+        """Jᵀ u."""
+        return merged(each(_pull, self.blocks, self.attended, rows, self.weights), operator.add)
 
     def squared_size(self, direction: Array) -> float:
         """|J dΘ|²."""
-        parts = range(len(self.blocks))
-        moved = map_over(parts, lambda part: self.push(part, self.attended[part], direction))
-        return sum(arrays.squared_norm(block) for block in moved)
+        return float(merged(each(_squares, self.pushed(direction)), operator.add))
 
     def normal(self, direction: Array) -> Array:
         """S dΘ = Jᵀ (I - H (HᵀH)⁻¹ Hᵀ) J dΘ."""
-        parts = range(len(self.blocks))
-        moved = map_over(parts, lambda part: self.push(part, self.attended[part], direction))
-        undone = self.inverse @ _against_features(self.attended, moved)
+        moved = _kept_rows(self.cut, self.pushed(direction), self.weights)
+        undone = self.inverse @ merged(each(_against_features, self.attended, moved), operator.add)
+        return self.transposed(each(_less_fitted, moved, self.attended, undone))
 
-        def back(part: int) -> Array:
-            attended = self.attended[part]
-            return self.pull(part, attended, moved[part] - attended.features @ undone)
+    def pushed(self, direction: Array) -> Chunks:
+        """J dΘ: (p, m·d) -> (n·k, e) for every block."""
+        moved: Chunks = each(_push, self.blocks, self.attended, direction, self.weights)
+        return moved
 
-        return sum_over(parts, back)
+
+def _push(
+    blocks: Sequence[Block], attended: Sequence[Attended], direction: Array, weights: Array
+) -> tuple[Array, ...]:
+    weights = weights[: direction.shape[1], :]
+    pairs = zip(blocks, attended, strict=True)
+    return tuple(
+        _softmax_change(block, one, _rows(block.queries) @ direction) @ weights
+        for block, one in pairs
+    )
+
+
+def _pull(
+    blocks: Sequence[Block], attended: Sequence[Attended], rows: Sequence[Array], weights: Array
+) -> Array:
+    """Jᵀ u: (n·k, e) -> (p, m·d), summed over the blocks."""
+
+    def term(place: tuple[Block, Attended, Array]) -> Array:
+        block, one, outputs = place
+        _, tokens, dim = block.keys.shape
+        columns = one.attention.shape[1] // tokens * dim
+        moved = outputs @ arrays.transpose(weights[:columns, :])
+        return arrays.transpose(_rows(block.queries)) @ _softmax_change(block, one, moved)
+
+    return sum_over(zip(blocks, attended, rows, strict=True), term)
+
+
+def _rows(queries: Array) -> Array:
+    return arrays.namespace(queries).reshape(queries, (-1, queries.shape[2]))
+
+
+def _softmax_change(block: Block, attended: Attended, rows: Array) -> Array:
+    """Rows r_ai (n·k, m·d) -> Σ_b P_ab (t_b - Σ_c P_ac t_c) x_b with t_b = r_ai x_b.
+
+    This map is symmetric (it is the covariance of the tokens under the attention), so that J and
+    its transpose share it.
+    """
+    keys, weights = block.keys, attended.attention
+    xp = arrays.namespace(rows)
+    n, tokens, dim = keys.shape
+    scores = xp.reshape(rows, (n, rows.shape[1] // dim * tokens, dim)) @ arrays.transpose(keys)
+    weighted = weights * scores
+    if tokens <= _FEW_KEYS:
+        mean = weighted @ arrays.ones((tokens, tokens), keys)
+    else:
+        mean = xp.sum(weighted, axis=-1, keepdims=True)
+    weighted -= weights * mean
+    return xp.reshape(weighted @ keys, (n * tokens, rows.shape[1]))
 
 
 def jacobian(fit: Fit, single: bool = False) -> Jacobian:
     """The products at a fit; `single` rounds all arrays to float32, at half the cost."""
+    cut = fit.cut
     if not single:
-        return Jacobian(fit.blocks, fit.attended, fit.weights, fit.inverse)
-    convert = arrays.single
-    blocks = tuple(
-        Block(convert(b.queries), convert(b.keys), b.outputs, b.allowed, _single(b.counted))
-        for b in fit.blocks
-    )
-    attended: Sequence[Attended]
-    if isinstance(fit.attended, Recomputed):
-        attended = Recomputed(blocks, convert(fit.stacked), fit.output_bias)
+        return Jacobian(cut, cut.chunks, fit.attended, fit.weights, fit.inverse)
+    small = arrays.single
+    blocks = cut.kept(each(_single_blocks, cut.chunks), 2 * cut.dim + 1, 4)
+    if isinstance(fit.attended, OneByOne):  # not held: computed anew, and rather in float32
+        attended = _attended(cut, blocks, small(fit.stacked))
     else:
-        attended = tuple(Attended(convert(a.attention), convert(a.features)) for a in fit.attended)
-    return Jacobian(blocks, attended, convert(fit.weights), convert(fit.inverse))
+        attended = cut.kept(each(_single_attended, fit.attended), _per_row(cut, fit.heads), 4)
+    return Jacobian(cut, blocks, attended, small(fit.weights), small(fit.inverse))
 
 
-def _single(array: Array | None) -> Array | None:
-    return None if array is None else arrays.single(array)
+def _single_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    small = arrays.single
+    return tuple(
+        Block(
+            small(block.queries),
+            small(block.keys),
+            block.outputs,
+            block.allowed,
+            None if block.counted is None else small(block.counted),
+        )
+        for block in blocks
+    )
+
+
+def _single_attended(attended: Sequence[Attended]) -> tuple[Attended, ...]:
+    small = arrays.single
+    return tuple(Attended(small(one.attention), small(one.features)) for one in attended)
 
 
 def gradient(fit: Fit) -> Array:
@@ -306,7 +342,7 @@ def cost_of_dropping(fit: Fit) -> list[float]:
     needed. It is near zero for a head without projection and for one of two equal heads.
     """
     xp = arrays.namespace(fit.stacked)
-    dim = fit.blocks[0].keys.shape[2]
+    dim = fit.cut.dim
     inverse = ridged_inverse(fit.gram)
     costs = []
     for head in range(fit.heads):

@@ -23,7 +23,7 @@ import numpy as np
 from onelayer import arrays
 from onelayer.arrays import Array
 from onelayer.recovery import lowrank, reduced
-from onelayer.recovery.problem import Problem
+from onelayer.recovery.problem import AnyProblem
 from onelayer.recovery.reduced import Fit, Jacobian
 
 _LEAST_DAMPING = 1e-9  # all dampings are relative to the mean curvature
@@ -59,7 +59,6 @@ class State:
     """Where the search is: a fit, the damping for the next step, and how the last one went."""
 
     fit: Fit
-    equations: int
     rank: int | None
     gait: Gait
     damping: float
@@ -78,18 +77,16 @@ class State:
         return self.damping > _MOST_DAMPING
 
 
-def begin(problem: Problem, stacked: Array, rank: int | None, gait: Gait = BRISK) -> State:
+def begin(problem: AnyProblem, stacked: Array, rank: int | None, gait: Gait = BRISK) -> State:
     """The state at given attention matrices (p, m·d)."""
-    equations = problem.equations()
-    blocks = problem.blocks(stacked.shape[1] // problem.dim)
-    fit = reduced.fit(blocks, stacked, problem.bias, equations)
-    return State(fit, equations, rank, gait, gait.first_damping)
+    fit = reduced.fit(problem.cut(stacked.shape[1] // problem.dim), stacked)
+    return State(fit, rank, gait, gait.first_damping)
 
 
 def step(state: State, rng: np.random.Generator) -> State:
     """Try steps of growing damping until one lowers the loss, or none does."""
     fit = state.fit
-    dim = fit.blocks[0].keys.shape[2]
+    dim = fit.cut.dim
     tangent = lowrank.tangent(fit.stacked, dim, state.rank)
     gradient = tangent.project(reduced.gradient(fit))
     products = reduced.jacobian(fit, single=state.single)
@@ -101,7 +98,7 @@ def step(state: State, rng: np.random.Generator) -> State:
         direction, used = _solve(products, tangent, gradient, damping * curvature, enough)
         spent += used
         moved = lowrank.nearest(fit.stacked + direction, dim, state.rank)
-        trial = reduced.fit(fit.blocks, moved, fit.output_bias, state.equations)
+        trial = reduced.fit(fit.cut, moved)
         if trial.loss < fit.loss:
             gain = 1 - trial.loss / fit.loss
             slow = fit.loss < _NEAR and gain < 1 - _SLOW

@@ -21,10 +21,10 @@ from enum import Enum
 
 import numpy as np
 
-from onelayer import arrays
+from onelayer import arrays, chunks
 from onelayer.arrays import Array
 from onelayer.recovery import lowrank, noise, reduced, refine
-from onelayer.recovery.problem import Problem
+from onelayer.recovery.problem import AnyProblem, Block, Problem
 from onelayer.recovery.reduced import Fit
 from onelayer.recovery.trace import Log
 
@@ -39,6 +39,7 @@ _NEAR_PATIENCE, _NEAR = 40, 1e-5  # near an exact fit slow progress is condition
 _STATIONARY = 1e-7  # a step that gains less than this share of the loss gains nothing
 _SAME_LOSS, _SAME_HEADS = 1e-3, 1e-2  # relative differences within which two minima are one
 _ROUNDING = 1e2  # a fit this many times the rounding error of the outputs is exact
+_JUDGED = 20_000  # examples that stay elsewhere: so many are brought here to tell noise by
 _ELIMINATION = 1e-10  # and so is one this good: the regression loses that where heads coincide
 
 
@@ -68,7 +69,7 @@ class Outcome:
 class Search:
     """The setting of one search: examples, the rank asked for, the error aimed at."""
 
-    problem: Problem
+    problem: AnyProblem
     held_out: Problem
     rank: int | None
     tol: float
@@ -83,7 +84,7 @@ class Search:
         """Random attention matrices with small scores: all heads near uniform attention."""
         shape = (self.problem.query_dim, heads * self.problem.dim)
         entries = self.rng.standard_normal(shape) * (gait.start_score / self.problem.dim)
-        stacked = arrays.like(entries, self.problem.X)
+        stacked = arrays.like(entries, self.problem.whitening)
         return lowrank.nearest(stacked, self.problem.dim, self.rank)
 
     def stage(
@@ -91,7 +92,7 @@ class Search:
         name: str,
         stacked: Array,
         gait: refine.Gait = refine.BRISK,
-        problem: Problem | None = None,
+        problem: AnyProblem | None = None,
         target: float | None = None,
     ) -> Outcome:
         """Steps from `stacked` until the stage ends; on all training examples by default."""
@@ -130,15 +131,15 @@ class Search:
     def _part(self, stacked: Array, attempt: int) -> Problem | None:
         heads = stacked.shape[1] // self.problem.dim
         unknowns = self.problem.unknowns(heads, self.rank)
-        per_example = self.problem.equations() / self.problem.examples
+        per_example = self.problem.equations / self.problem.examples
         size = int(np.ceil(_FIRST_EQUATIONS * 2**attempt * unknowns / per_example))
         if _WORTH_A_STAGE * size > self.problem.examples:
             return None
-        return self.problem.take(np.arange(size))
+        return self.problem.sample(size)
 
     def equations_per_unknown(self, heads: int) -> float:
         """How well so many heads are determined by counting."""
-        return self.problem.equations() / self.problem.unknowns(heads, self.rank)
+        return self.problem.equations / self.problem.unknowns(heads, self.rank)
 
     def known_heads(self, heads: int) -> Outcome:
         """The best outcome for a known number of heads, over a first start and escapes."""
@@ -205,7 +206,13 @@ class Search:
         """Whether neither more heads nor the inputs explain what a fit leaves over."""
         self.looked = True
         enough_heads = reduced.held_out_error(fit, self.held_out) < 1.1 * self.richer_error
-        return enough_heads and noise.is_noise(fit, self.rng)
+        return enough_heads and noise.is_noise(fit, self._judged(fit), self.rng)
+
+    def _judged(self, fit: Fit) -> list[Block]:
+        """The examples of a fit whose residuals are looked at: all, or a sample brought here."""
+        if isinstance(self.problem, Problem):
+            return [block for chunk in chunks.gathered(fit.cut.chunks) for block in chunk]
+        return list(self.problem.sample(_JUDGED).blocks(fit.heads))
 
     def same(self, first: Outcome, second: Outcome) -> bool:
         """Whether two outcomes are one minimum: equal losses, equal heads."""
@@ -275,14 +282,12 @@ class Search:
 def prune(fit: Fit, heads: int) -> Array:
     """The attention matrices of the `heads` heads that are left when the cheapest are dropped."""
     xp = arrays.namespace(fit.stacked)
-    dim = fit.blocks[0].keys.shape[2]
+    dim = fit.cut.dim
     while fit.heads > heads:
         costs = reduced.cost_of_dropping(fit)
         drop = int(np.argmin(costs))
         kept = [fit.stacked[:, i * dim : (i + 1) * dim] for i in range(fit.heads) if i != drop]
-        stacked = xp.concat(kept, axis=1)
-        equations = sum(block.outputs.shape[0] * block.outputs.shape[1] for block in fit.blocks)
-        fit = reduced.fit(fit.blocks, stacked, fit.output_bias, equations)
+        fit = reduced.fit(fit.cut, xp.concat(kept, axis=1))
     return fit.stacked
 
 

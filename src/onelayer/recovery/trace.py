@@ -58,7 +58,7 @@ class Log:
                 step=len(self.rows),
                 stage=stage,
                 heads=fit.heads,
-                examples=sum(int(block.keys.shape[0]) for block in fit.blocks),
+                examples=fit.cut.examples,
                 error=fit.error,
                 damping=state.damping,
                 products=state.products if held_out_error is None else 0,

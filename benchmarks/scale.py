@@ -1,0 +1,318 @@
+"""What happens as examples no longer fit? Time and memory by the number of examples, the cost of a
+cluster, and what a GPU gains.
+
+    python benchmarks/scale.py disk        # from files: time and peak memory against n
+    python benchmarks/scale.py cluster     # one and two Dask workers beside one process
+    python benchmarks/scale.py gpu         # the paper's learning curves and a recovery, on a GPU
+    python benchmarks/scale.py disk --sizes 20000 40000 --heads 10
+
+`disk`: a ridge regression on the features of 100 heads, and the six phases for two heads, each on
+files of n examples that are read 64 MB at a time: peak memory is to stay, and time to grow with n.
+Peaks are those of a process that does nothing else.
+
+`cluster`: the same jobs on files of which each worker reads its own chunks of 64 MB, beside one
+process with as many threads as there are workers. An empty pass asks every chunk for nothing.
+
+`gpu`: seconds beside those of the operations that cannot be avoided (the limit), at the speed of
+one large product measured in the same run, on the same card, each in its own precision.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import operator
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import learning_curves as curves
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import onelayer as ol
+from onelayer import arrays, chunks, sources
+from onelayer.random_features.design import Design
+
+RIDGE, SCULPT, REFINE = "ridge", "sculpt", "refine"
+GIGA = 1e9
+tell = Console(stderr=True, highlight=False).print
+
+
+def main() -> None:
+    options = parsed()
+    if options.measure:
+        print(json.dumps(measured_here(json.loads(options.measure))))
+        return
+    sources.CHUNK_BYTES = int(options.chunk * 1e6)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        for table in PARTS[options.part](options, Path(folder)):
+            Console().print(table)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=list(PARTS))
+    sizes = [625_000, 1_250_000, 2_500_000, 5_000_000]
+    parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help="examples, disk")
+    parser.add_argument("--examples", type=int, default=500_000, help="cluster")
+    parser.add_argument("--heads", type=int, default=100, help="of the ridge regression")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="cluster")
+    parser.add_argument("--chunk", type=float, default=64.0, help="MB in a chunk")
+    parser.add_argument("--folder", help="where files are written, and deleted afterwards")
+    parser.add_argument("--largest", type=int, default=8192, help="sample size, gpu")
+    parser.add_argument("--curve-heads", type=int, default=1000, help="gpu")
+    parser.add_argument("--size", type=int, nargs=3, default=[64, 4, 16], help="d, k, m, gpu")
+    parser.add_argument("--product", type=int, default=16384, help="of the large product, gpu")
+    parser.add_argument("--device", default="cuda", help="gpu")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# The jobs
+
+
+def written(job: str, n: int, folder: Path) -> Path:
+    """A folder with the examples of a job, X.npy and Y.npy, made a piece at a time."""
+    path = folder / f"{job}-{n}"
+    path.mkdir()
+    layer = ol.AttentionLayer.random(heads=2, dim=8, seed=0)
+    target = ol.targets.correlation_weighted(1, 8)
+    shapes = {RIDGE: ((n, 5, 8), (n,)), SCULPT: ((n, 2, 8), (n, 2, 8))}
+    X_shape, Y_shape = shapes[RIDGE if job == RIDGE else SCULPT]
+    X, Y = (
+        np.lib.format.open_memmap(path / name, mode="w+", dtype=np.float32, shape=shape)
+        for name, shape in (("X.npy", X_shape), ("Y.npy", Y_shape))
+    )
+    for i, start in enumerate(range(0, n, 100_000)):
+        count = min(n - start, 100_000)
+        if job == RIDGE:
+            tokens = ol.inputs.sphere(count, 5, 8, seed=i)
+            outputs = target(tokens)
+        else:
+            tokens = ol.inputs.boolean(count, 2, 8, seed=i)
+            outputs = layer(tokens)
+        X[start : start + count], Y[start : start + count] = tokens, outputs
+    return path
+
+
+def done(job: str, X: Any, Y: Any, heads: int) -> str:
+    """A job on examples wherever they live, and how it ended in a word."""
+    if job == RIDGE:
+        model = ol.RandomFeatureAttention(heads, random_state=0).fit(X, Y)
+        return f"|v| = {np.linalg.norm(model.coef_):.6g}"
+    found = ol.recover(X, Y, heads=2, method=job)
+    return f"{found.reason.name.lower()}, {found.relative_error:.0e}"
+
+
+# From disk
+
+
+def disk(options: argparse.Namespace, folder: Path) -> Iterator[Table]:
+    """Time and peak memory against n."""
+    table = Table(title="From files, read 64 MB at a time")
+    for column in ("job", "examples", "file, GB", "seconds", "s per million", "peak, GB", "result"):
+        table.add_column(column, justify="left" if column in ("job", "result") else "right")
+    for job in (RIDGE, SCULPT):
+        for n in options.sizes:
+            tell(f"{job}, {n:,} examples ...")
+            path = written(job, n, folder)
+            size = sum(file.stat().st_size for file in path.iterdir())
+            found = measured(job=job, path=str(path), heads=options.heads)
+            table.add_row(
+                job,
+                f"{n:,}",
+                f"{size / GIGA:.2f}",
+                f"{found['seconds']:.1f}",
+                f"{found['seconds'] / n * 1e6:.1f}",
+                f"{found['peak']:.2f}",
+                found["result"],
+            )
+            for file in path.iterdir():
+                file.unlink()
+    yield table
+
+
+def measured(threads: int | None = None, **task: Any) -> dict[str, Any]:
+    """Seconds, result and peak memory of a job in a process of its own."""
+    environment = dict(os.environ)
+    if threads is not None:
+        environment |= {"OPENBLAS_NUM_THREADS": str(threads)}
+    command = [sys.executable, __file__, "disk", "--measure", json.dumps(task)]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def measured_here(task: dict[str, Any]) -> dict[str, Any]:
+    X, Y = (np.load(Path(task["path"]) / name, mmap_mode="r") for name in ("X.npy", "Y.npy"))
+    seconds, result = timed(lambda: done(task["job"], X, Y, task["heads"]))
+    status = Path("/proc/self/status").read_text("utf-8")
+    peak = int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024 / GIGA
+    return {"seconds": seconds, "result": result, "peak": peak}
+
+
+# On a cluster
+
+
+def cluster(options: argparse.Namespace, folder: Path) -> Iterator[Table]:
+    """Dask workers of one thread each beside one process of as many threads."""
+    table = Table(title=f"{options.examples:,} examples, chunks of {options.chunk:g} MB")
+    for column in ("job", "workers", "one process, s", "cluster, s", "overhead", "empty pass, ms"):
+        table.add_column(column, justify="left" if column == "job" else "right")
+    for job in (RIDGE, SCULPT, REFINE):
+        path = written(job, options.examples, folder)
+        for workers in options.workers:
+            tell(f"{job}, {workers} worker{'s' * (workers > 1)} ...")
+            alone = measured(threads=workers, job=job, path=str(path), heads=options.heads)
+            seconds, result, empty = on_cluster(job, path, workers, options)
+            if result != alone["result"]:
+                raise SystemExit(f"{job}: {result} on the cluster, {alone['result']} without")
+            table.add_row(
+                job,
+                str(workers),
+                f"{alone['seconds']:.2f}",
+                f"{seconds:.2f}",
+                f"{seconds / alone['seconds'] - 1:+.0%}",
+                f"{1000 * empty:.0f}",
+            )
+    yield table
+
+
+def on_cluster(
+    job: str, path: Path, workers: int, options: argparse.Namespace
+) -> tuple[float, str, float]:
+    """Seconds and result of a job on local workers, and seconds of a pass that does nothing."""
+    from distributed import Client, LocalCluster
+
+    local = LocalCluster(workers, threads_per_worker=1, dashboard_address=":0")
+    with local as running, Client(running) as client:
+        client.run(__import__, "onelayer")  # what a worker that has been up for a while has done
+        found = ol.files.dask_arrays(path)
+        X, Y = found["X"], found["Y"]
+        source = sources.source({"X": X, "Y": Y})
+        nothing = chunks.each(len, source.chunks)
+        empty = min(timed(lambda: chunks.merged(nothing, operator.add))[0] for _ in range(3))
+        seconds, result = timed(lambda: done(job, X, Y, options.heads))
+    return seconds, result, empty
+
+
+# On a GPU
+
+
+def gpu(options: argparse.Namespace, _folder: Path) -> Iterator[Table]:
+    """The paper's learning curves and a recovery."""
+    import torch
+
+    arrays.check_device(options.device)
+    device = torch.device(options.device)
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else "the CPU"
+    speed = {
+        dtype: product_speed(torch.zeros((), dtype=dtype, device=device), options.product)
+        for dtype in (torch.float32, torch.float64)
+    }
+    single, double = speed.values()
+    table = Table(
+        title=f"{name}: {single / 1e12:.3g} TFLOP/s in float32, {double / 1e12:.3g} in float64"
+    )
+    for column in ("job", "seconds", "limit, s", "of the limit", "result"):
+        table.add_column(column, justify="left" if column in ("job", "result") else "right")
+    for row in [*curve_rows(options, single, double), recovery_row(options, double)]:
+        job, seconds, limit, result = row
+        table.add_row(job, f"{seconds:.3f}", f"{limit:.3f}", f"{limit / seconds:.0%}", result)
+    yield table
+
+
+def curve_rows(
+    options: argparse.Namespace, single: float, double: float
+) -> Iterator[tuple[str, float, float, str]]:
+    """Learning curves of the paper's models, all sizes and targets, and the Gram matrix alone."""
+    n, heads, dim = options.largest, options.curve_heads, 16
+    paper = argparse.Namespace(largest=n, heads=heads, dim=dim, keys=16)
+    X, Y = curves.data(paper)
+    total, limits = 0.0, 0.0
+    for name in curves.MODELS:
+        tell(f"{name} ...")
+        model = curves.estimator(name, heads, dim, 1e-3).set_params(device=options.device)
+        work = partial(ol.learning_curve, model, *curves.split(X, Y, paper), curves.sizes_up_to(n))
+        work()  # the first call loads libraries
+        seconds, curve = timed(work)
+        p = heads * (dim + 1)
+        features = n * curves.feature_operations(model, paper)
+        limit = features / double + (n * n * p + n**3 / 3) / single
+        total, limits = total + seconds, limits + limit
+        yield name, seconds, limit, f"least error {curve.test_error.min():.2g}"
+    yield "three curves", total, limits, ""
+    model = curves.estimator("rfa", heads, dim, 1e-3)
+    design = curves.design_of(model, arrays.place(X[:n], options.device)).single()
+    seconds = gram_seconds(design)
+    yield "Gram matrix", seconds, n * n * design.columns / single, "half of it, float32"
+
+
+def recovery_row(options: argparse.Namespace, double: float) -> tuple[str, float, float, str]:
+    """A recovery of a random layer from eight equations per unknown."""
+    dim, tokens, heads = options.size
+    layer = ol.AttentionLayer.random(heads, dim, scale=2.0, seed=0)
+    n = int(np.ceil(8 * 2 * heads * dim * dim / (tokens * dim)))
+    X = ol.inputs.boolean(n, tokens, dim, seed=1)
+    Y = layer(X)
+    tell(f"recovery of {heads} heads in {dim} dimensions ...")
+    ol.recover(X[: n // 2], Y[: n // 2], heads=heads, device=options.device, max_steps=3)
+    seconds, found = timed(lambda: ol.recover(X, Y, heads=heads, device=options.device))
+    rows, columns = n * tokens, heads * dim
+    products = sum(row.products for row in found.trace)
+    forward = 2 * rows * columns * (dim + 2 * tokens)  # scores, and attended tokens
+    product = 2 * forward + 8 * rows * columns * dim  # J and its transpose, and H twice each
+    step = forward + 2 * rows * columns * columns + 8 * rows * columns * dim
+    limit = (products * product + len(found.trace) * step) / double
+    error = found.layer.distance(layer).attention.max()
+    return f"recover {dim}, {tokens}, {heads}", seconds, limit, f"heads to {error:.0e}"
+
+
+def product_speed(reference: Any, size: int) -> float:
+    """Operations a second of one large product: the best of five."""
+    xp = arrays.namespace(reference)
+    matrix = arrays.like(np.random.default_rng(0).standard_normal((size, size)), reference)
+    other = xp.asarray(matrix.mT, copy=True)
+
+    def product() -> None:
+        synchronised(matrix @ other)
+
+    return 2 * size**3 / min(timed(product)[0] for _ in range(5))
+
+
+def gram_seconds(design: Design) -> float:
+    """Seconds of the products that make Φ Φᵀ, without those of the features."""
+    kernel = arrays.zeros((design.rows, design.rows), design.sample)
+    took = 0.0
+    for part in design.column_panels():
+        panel = design.by_columns(part)
+        synchronised(panel)
+        took += timed(lambda panel=panel: synchronised(arrays.add_gram(kernel, panel)))[0]
+    return took
+
+
+def synchronised(array: Any) -> None:
+    """Wait until the array is there: a GPU computes behind one's back."""
+    float(array[0, 0])
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
+
+
+PARTS = {"disk": disk, "cluster": cluster, "gpu": gpu}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""Examples that stay where they live: which are fitted, any cutting, and what is held of them."""
+
+from dataclasses import replace
+
+import cases
+import numpy as np
+import places
+import pytest
+from cases import flat, random_case, small_cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recoveries import in_blocks, solved
+
+from onelayer import AttentionLayer, arrays, chunks, inputs, sources
+from onelayer.arrays import to_numpy
+from onelayer.chunks import InMemory, OneByOne
+from onelayer.recovery import door, methods, problem, reduced
+from onelayer.recovery.trace import Log
+
+pytestmark = pytest.mark.usefixtures("calm")
+
+
+# Which examples are fitted, held out and sampled
+
+
+def posed(X, Y, mask=None, **options):
+    """The examples to fit and those held out, as `refine` sees them."""
+    task = methods.Task(
+        given=door.examples(X, Y, mask),
+        **{"heads": 2, "bias": False, "causal": False, **options},
+        rank=None,
+        tol=1e-12,
+        device=None,
+        restarts=0,
+        polish=True,
+    )
+    return methods._posed(task, Log(max_steps=1, max_seconds=None), np.random.default_rng(7))
+
+
+def assert_same_examples(mine, theirs):
+    """The same whitened examples in the same order."""
+    for name in ("X", "Y", "mask"):
+        found, expected = getattr(mine, name), getattr(theirs, name)
+        assert (found is None) == (expected is None)
+        if expected is not None:
+            np.testing.assert_allclose(to_numpy(found), expected, rtol=0, atol=1e-12)
+    assert mine.equations == theirs.equations
+    assert (mine.causal, mine.bias) == (theirs.causal, theirs.bias)
+
+
+@pytest.mark.parametrize("name", ["plain", "everything"])
+def test_the_same_examples_are_held_out_in_the_same_order(put, name):
+    job = solved(name)
+    options = {"bias": name == "everything", "causal": name == "everything"}
+    fitted, held_out = posed(job.X, job.Y, job.mask, **options)
+    found, found_out = posed(put(job.X), put(job.Y), put(job.mask), **options)
+    assert_same_examples(found_out, held_out)
+    assert (found.examples, found.equations) == (fitted.examples, fitted.equations)
+    np.testing.assert_allclose(to_numpy(found.whitening), fitted.whitening, rtol=0, atol=1e-12)
+    assert found.output_scale == pytest.approx(fitted.output_scale, rel=1e-12)
+    for count in (1, 17, fitted.examples):
+        assert_same_examples(found.sample(count), fitted.sample(count))
+
+
+def test_samples_are_random_examples_that_are_not_held_out():
+    position = np.arange(300.0)[:, None, None] + np.array([[0.0], [0.5]])
+    fitted, held_out = posed(*(places.by_function(position, 40) for _ in range(2)))
+    assert isinstance(fitted, problem.SpreadProblem)
+
+    def positions(some):
+        return np.round(some.Y[:, 0, 0] * some.output_scale).astype(int)
+
+    first, few = positions(fitted.sample(60)), positions(fitted.sample(20))
+    np.testing.assert_array_equal(first[:20], few)
+    assert len(set(first)) == 60
+    assert [np.sum(first // 75 == quarter) > 5 for quarter in range(4)] == [True] * 4
+    assert list(first) != sorted(first)
+    assert not set(first) & set(positions(held_out))
+    everything = set(positions(fitted.sample(300))) | set(positions(held_out))
+    assert everything == set(range(300))
+
+
+def test_a_split_leaves_all_examples_once():
+    case = random_case(0, n=30, masked=True, bias=True)
+    source = sources.source({"X": places.by_function(case.X), "Y": case.Y, "mask": case.mask})
+    order = np.random.default_rng(1).permutation(30)
+    whole = problem.pose_spread(source, (1.0, 1.0), np.arange(0), order, bias=True)
+    rest, out = whole.split(7)
+    again, more = rest.split(3)
+    assert (rest.examples, out.examples, again.examples, more.examples) == (23, 7, 20, 3)
+    np.testing.assert_array_equal(rest.held_out, np.sort(order[:7]))
+    np.testing.assert_array_equal(again.held_out, np.sort(order[:10]))
+    assert whole.equations == rest.equations + out.equations == case.equations
+    assert rest.equations == again.equations + more.equations
+    left = again.sample(30)
+    assert left.equations == again.equations
+    parts = [out, more, left]
+    for name in ("X", "Y", "mask"):
+        together = np.concatenate([getattr(part, name) for part in parts])
+        expected = getattr(case.problem(), name)[order]
+        np.testing.assert_allclose(together, expected, rtol=0, atol=1e-12)
+
+
+# Any cutting
+
+
+@st.composite
+def cuttings(draw, n):
+    """Where n examples may be cut; blocks may be empty."""
+    return [0, *sorted(draw(st.lists(st.integers(0, n), max_size=6))), n]
+
+
+@given(data=st.data(), case=small_cases(most_examples=12, least_examples=2))
+def test_any_cutting_gives_the_same_frame(data, case):
+    n = len(case.X)
+    held_out = np.array(sorted(data.draw(st.sets(st.integers(0, n - 1), max_size=n - 1))), int)
+    cuts = data.draw(cuttings(n))
+    source = sources.source(
+        {
+            "X": in_blocks(case.X, cuts),
+            "Y": in_blocks(case.Y, cuts),
+            "mask": None if case.mask is None else in_blocks(case.mask, cuts),
+        }
+    )
+    scales = problem.scales_of((arrays.largest(case.X), arrays.largest(case.Y)))
+    nowhere = np.arange(0)
+    found = problem.pose_spread(source, scales, held_out, nowhere, case.causal, case.bias)
+    rest = np.setdiff1d(np.arange(n), held_out)
+    mask = None if case.mask is None else case.mask[rest]
+    expected = problem.pose(case.X[rest], case.Y[rest], mask, case.causal, case.bias)
+    size = abs(expected.whitening).max()
+    np.testing.assert_allclose(found.whitening, expected.whitening, rtol=0, atol=1e-7 * size)
+    assert found.output_scale == pytest.approx(expected.output_scale, rel=1e-12)
+    assert (found.equations, found.examples) == (expected.equations, expected.examples)
+    assert (found.tokens, found.dim, found.out_dim) == expected.X.shape[1:] + case.Y.shape[2:]
+
+
+@given(data=st.data(), case=cases.well_posed_cases())
+@settings(max_examples=15)
+def test_any_cutting_gives_the_same_sums(data, case):
+    n = len(case.X)
+    cuts = data.draw(cuttings(n))
+    given = {"X": in_blocks(case.X, cuts), "Y": case.Y, "mask": case.mask}
+    scales = problem.scales_of((arrays.largest(case.X), arrays.largest(case.Y)))
+    spread = problem.pose_spread(
+        sources.source(given), scales, np.arange(0), np.arange(n), case.causal, case.bias
+    )
+    expected = case.fit()
+    cut = spread.cut(case.heads)
+    room = data.draw(st.sampled_from([0, 8 * cut.rows * cut.dim, cut.room]))
+    found = reduced.fit(replace(cut, room=room), expected.stacked)
+    assert cut.equations == expected.cut.equations
+    assert (cut.rows, cut.examples) == (expected.cut.rows, n)
+    close(found.gram, expected.gram)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-9)
+    close(reduced.gradient(found), reduced.gradient(expected))
+    direction = np.random.default_rng(0).standard_normal(expected.stacked.shape)
+    close(reduced.jacobian(found).normal(direction), reduced.jacobian(expected).normal(direction))
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8 * abs(expected).max() + 1e-12)
+
+
+@given(data=st.data(), n=st.integers(2, 40), block=st.integers(1, 12))
+def test_any_cutting_shows_the_same_examples_in_their_order(data, n, block):
+    X, Y = (np.random.default_rng(i).standard_normal((n, 2, 3)) for i in range(2))
+    cuts = data.draw(cuttings(n))
+    held_out = sorted(data.draw(st.sets(st.integers(0, n - 1), max_size=n - 1)))
+    most = data.draw(st.none() | st.integers(1, 40))
+    plain = cases.gathered(X, Y, held_out)
+
+    def source(X, Y, _):
+        return sources.source({"X": in_blocks(X, cuts), "Y": in_blocks(Y, cuts), "mask": None})
+
+    spread = cases.gathered(X, Y, held_out, source=source)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        cases.in_blocks_of(monkeypatch, block, plain)
+        mine, theirs = (
+            one.fold(lambda X, Y: [X, Y], lambda a, b: list(map(joined, a, b)), most)
+            for one in (spread, plain)
+        )
+    for found, expected in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+def joined(first, second):
+    return np.concatenate([first, second])
+
+
+# What is held
+
+
+def counted_reads(array, rows):
+    """A function that gives blocks, and a list of how often it was asked for them."""
+    asked = []
+
+    def blocks():
+        asked.append(1)
+        return places.by_function(array, rows)()
+
+    return blocks, asked
+
+
+def spread_problem(n=60, heads=3):
+    X, asked = counted_reads(inputs.gaussian(n, 3, 4), 20)
+    Y = AttentionLayer.random(heads=heads, dim=4)(inputs.gaussian(n, 3, 4))
+    source = sources.source({"X": X, "Y": Y, "mask": None})
+    return problem.pose_spread(source, (1.0, 1.0), np.arange(0), np.arange(n)), asked
+
+
+def test_blocks_are_held_where_there_is_room_for_them_but_not_for_their_attention(monkeypatch):
+    posed, asked = spread_problem()
+    stacked = np.random.default_rng(0).standard_normal((4, 12))
+    whole = reduced.fit(posed.cut(3), stacked)
+    assert isinstance(whole.cut.chunks, InMemory)
+    assert isinstance(whole.attended, InMemory)
+    blocks, attention = 8 * 180 * (4 + 4 + 4 + 3), 8 * 180 * 3 * (4 + 3)
+    for room, reads in ((attention, 0), (attention - 1, 0), (blocks, 0), (blocks - 1, 2)):
+        monkeypatch.setattr(chunks, "KEPT_BYTES", room)
+        cut = posed.cut(3)
+        asked.clear()
+        fit = reduced.fit(cut, stacked)
+        assert isinstance(fit.attended, InMemory if room >= attention else OneByOne)
+        assert min(len(asked), 2) == reads
+        assert fit.loss == pytest.approx(whole.loss, rel=1e-12)
+        close(reduced.gradient(fit), reduced.gradient(whole))
+
+
+def test_what_is_computed_is_held_by_the_workers(cluster, monkeypatch):
+    job = solved("plain")
+    whole, _ = posed(job.X, job.Y)
+    fitted, _ = posed(*(places.in_dask(array, 54) for array in (job.X, job.Y)))
+    stacked = np.random.default_rng(0).standard_normal((4, 8))
+    expected = reduced.fit(whole.cut(2), stacked)
+    for share in (0.4, 0.0):
+        monkeypatch.setattr(chunks, "_CLUSTER_SHARE", share)
+        fit = reduced.fit(fitted.cut(2), stacked)
+        held = [len(one.dask) == 1 for one in fit.attended.values]  # nothing left to compute
+        assert held == [share > 0] * 3
+        assert fit.loss == pytest.approx(expected.loss, rel=1e-12)
+        close(fit.weights, expected.weights)
+        close(reduced.gradient(fit), reduced.gradient(expected))
+        single = reduced.jacobian(fit, single=True).normal(stacked.astype(np.float32))
+        assert single.dtype == np.float32
+        product = reduced.jacobian(expected).normal(stacked)
+        np.testing.assert_allclose(single, product, rtol=0, atol=1e-4 * abs(product).max())
+        assert sum(len(rows) for rows in flat(fit.residuals)) == 3 * fitted.examples
