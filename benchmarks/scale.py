@@ -49,10 +49,10 @@ tell = Console(stderr=True, highlight=False).print
 
 def main() -> None:
     options = parsed()
+    sources.CHUNK_BYTES = int(options.chunk * 1e6)
     if options.measure:
         print(json.dumps(measured_here(json.loads(options.measure))))
         return
-    sources.CHUNK_BYTES = int(options.chunk * 1e6)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for table in PARTS[options.part](options, Path(folder)):
             Console().print(table)
@@ -118,7 +118,7 @@ def done(job: str, X: Any, Y: Any, heads: int) -> str:
 
 def disk(options: argparse.Namespace, folder: Path) -> Iterator[Table]:
     """Time and peak memory against n."""
-    table = Table(title="From files, read 64 MB at a time")
+    table = Table(title=f"From files, read {options.chunk:g} MB at a time")
     for column in ("job", "examples", "file, GB", "seconds", "s per million", "peak, GB", "result"):
         table.add_column(column, justify="left" if column in ("job", "result") else "right")
     for job in (RIDGE, SCULPT):
@@ -126,7 +126,7 @@ def disk(options: argparse.Namespace, folder: Path) -> Iterator[Table]:
             tell(f"{job}, {n:,} examples ...")
             path = written(job, n, folder)
             size = sum(file.stat().st_size for file in path.iterdir())
-            found = measured(job=job, path=str(path), heads=options.heads)
+            found = measured(options, job, path)
             table.add_row(
                 job,
                 f"{n:,}",
@@ -141,12 +141,15 @@ def disk(options: argparse.Namespace, folder: Path) -> Iterator[Table]:
     yield table
 
 
-def measured(threads: int | None = None, **task: Any) -> dict[str, Any]:
+def measured(
+    options: argparse.Namespace, job: str, path: Path, threads: int | None = None
+) -> dict[str, Any]:
     """Seconds, result and peak memory of a job in a process of its own."""
     environment = dict(os.environ)
     if threads is not None:
         environment |= {"OPENBLAS_NUM_THREADS": str(threads)}
-    command = [sys.executable, __file__, "disk", "--measure", json.dumps(task)]
+    task = json.dumps({"job": job, "path": str(path), "heads": options.heads})
+    command = [sys.executable, __file__, "disk", "--measure", task, "--chunk", str(options.chunk)]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return found
@@ -172,7 +175,7 @@ def cluster(options: argparse.Namespace, folder: Path) -> Iterator[Table]:
         path = written(job, options.examples, folder)
         for workers in options.workers:
             tell(f"{job}, {workers} worker{'s' * (workers > 1)} ...")
-            alone = measured(threads=workers, job=job, path=str(path), heads=options.heads)
+            alone = measured(options, job, path, threads=workers)
             seconds, result, empty = on_cluster(job, path, workers, options)
             if result != alone["result"]:
                 raise SystemExit(f"{job}: {result} on the cluster, {alone['result']} without")

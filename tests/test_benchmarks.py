@@ -96,6 +96,50 @@ def test_phases_are_timed_and_compared_with_the_truth():
     assert "1, 7, 2, 4000 seed 0: 1 crude sum" in told
 
 
+def test_memory_and_time_are_measured_as_files_grow():
+    arguments = ["--sizes", "3000", "6000", "--heads", "4", "--chunk", "0.1"]
+    (header, *rows), told = table("scale.py", "disk", *arguments)
+    assert header[:4] == ["job", "examples", "file, GB", "seconds"]
+    assert header[4:] == ["s per million", "peak, GB", "result"]
+    sizes = [["ridge", "3,000"], ["ridge", "6,000"], ["sculpt", "3,000"], ["sculpt", "6,000"]]
+    assert [row[:2] for row in rows] == sizes
+    for row in rows:
+        assert float(row[3]) > 0
+        assert 0.01 < float(row[5]) < 2
+    assert all(row[6].startswith("|v| = ") for row in rows[:2])
+    assert all(", " in row[6] for row in rows[2:])
+    assert "ridge, 3,000 examples" in told
+
+
+def test_a_cluster_is_timed_beside_one_process():
+    pytest.importorskip("distributed")
+    arguments = ["--examples", "4000", "--heads", "4", "--chunk", "0.3", "--workers", "1"]
+    (header, *rows), told = table("scale.py", "cluster", *arguments)
+    assert header[:4] == ["job", "workers", "one process, s", "cluster, s"]
+    assert header[4:] == ["overhead", "empty pass, ms"]
+    assert [row[:2] for row in rows] == [[job, "1"] for job in ("ridge", "sculpt", "refine")]
+    for row in rows:
+        assert float(row[2]) > 0
+        assert float(row[3]) > 0
+        assert row[4][0] in "+-"
+        assert float(row[5]) > 0
+    assert "sculpt, 1 worker ..." in told
+
+
+def test_a_device_is_timed_beside_its_own_limit():
+    pytest.importorskip("torch")
+    sizes = ["--largest", "64", "--curve-heads", "20", "--size", "4", "3", "2", "--product", "64"]
+    (header, *rows), told = table("scale.py", "gpu", "--device", "cpu", *sizes)
+    assert header == ["job", "seconds", "limit, s", "of the limit", "result"]
+    jobs = ["rfa", "brfa", "rfmlp", "three curves", "Gram matrix", "recover 4, 3, 2"]
+    assert [row[0] for row in rows] == jobs
+    for row in rows:
+        assert float(row[1]) >= 0
+        assert row[3].endswith("%")
+    assert float(rows[-1][4].removeprefix("heads to ")) < 1e-9
+    assert "recovery of 2 heads in 4 dimensions" in told
+
+
 # The parts of a row
 
 

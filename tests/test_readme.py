@@ -24,7 +24,7 @@ def test_the_examples_run_as_printed_one_after_the_other(tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert "False" not in result.stdout
-    assert result.stdout.count("True") == 3
+    assert result.stdout.count("True") == 4
 
 
 def test_the_table_of_claims_is_the_one_of_the_results():
