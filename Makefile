@@ -23,19 +23,22 @@ lab: .venv/lab   ## measure all claims of both papers and write the report (abou
 	-$(BIN)/onelayer claims run --store build/lab.sqlite
 	$(BIN)/onelayer report --store build/lab.sqlite -o build/lab.html
 
+# Two processes with one thread each: most tests are too small for threads to share them well.
 test: .venv/dev   ## run the tests and the examples in docstrings
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 lint: .venv/dev   ## check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy src
 
-bench: .venv/dev   ## time recovery and learning curves beside their peers; success against sample size; each phase of sculpting
+bench: .venv/dev   ## time recovery and learning curves beside their peers; success against sample size; each phase of sculpting; files and clusters
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/samples.py
 	$(BIN)/python benchmarks/learning_curves.py
 	$(BIN)/python benchmarks/sculpt.py
+	$(BIN)/python benchmarks/scale.py disk
+	$(BIN)/python benchmarks/scale.py cluster
 
 clean:   ## remove the virtual environment and everything built
 	rm -rf .venv build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -42,7 +42,7 @@ import onelayer as ol
 from onelayer import arrays, chunks, sources
 from onelayer.random_features.design import Design
 
-RIDGE, SCULPT, REFINE = "ridge", "sculpt", "refine"
+JOBS = RIDGE, SCULPT, REFINE = ["ridge", "sculpt", "refine"]
 GIGA = 1e9
 tell = Console(stderr=True, highlight=False).print
 
@@ -65,6 +65,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help="examples, disk")
     parser.add_argument("--examples", type=int, default=500_000, help="cluster")
     parser.add_argument("--heads", type=int, default=100, help="of the ridge regression")
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=JOBS, help="cluster")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="cluster")
     parser.add_argument("--chunk", type=float, default=64.0, help="MB in a chunk")
     parser.add_argument("--folder", help="where files are written, and deleted afterwards")
@@ -171,7 +172,7 @@ def cluster(options: argparse.Namespace, folder: Path) -> Iterator[Table]:
     table = Table(title=f"{options.examples:,} examples, chunks of {options.chunk:g} MB")
     for column in ("job", "workers", "one process, s", "cluster, s", "overhead", "empty pass, ms"):
         table.add_column(column, justify="left" if column == "job" else "right")
-    for job in (RIDGE, SCULPT, REFINE):
+    for job in options.jobs:
         path = written(job, options.examples, folder)
         for workers in options.workers:
             tell(f"{job}, {workers} worker{'s' * (workers > 1)} ...")

@@ -6,6 +6,7 @@ import os
 # Without it scikit-learn skips its checks of estimators on torch tensors; scipy reads it only once,
 # when it is imported, so it comes before all other imports.
 os.environ.setdefault("SCIPY_ARRAY_API", "1")
+os.environ.setdefault("COLUMNS", "200")  # read by the consoles of the command line, when imported
 
 import hypothesis
 import pytest

@@ -97,27 +97,26 @@ def test_phases_are_timed_and_compared_with_the_truth():
 
 
 def test_memory_and_time_are_measured_as_files_grow():
-    arguments = ["--sizes", "3000", "6000", "--heads", "4", "--chunk", "0.1"]
+    arguments = ["--sizes", "3000", "--heads", "4", "--chunk", "0.1"]
     (header, *rows), told = table("scale.py", "disk", *arguments)
     assert header[:4] == ["job", "examples", "file, GB", "seconds"]
     assert header[4:] == ["s per million", "peak, GB", "result"]
-    sizes = [["ridge", "3,000"], ["ridge", "6,000"], ["sculpt", "3,000"], ["sculpt", "6,000"]]
-    assert [row[:2] for row in rows] == sizes
+    assert [row[:2] for row in rows] == [["ridge", "3,000"], ["sculpt", "3,000"]]
     for row in rows:
         assert float(row[3]) > 0
         assert 0.01 < float(row[5]) < 2
-    assert all(row[6].startswith("|v| = ") for row in rows[:2])
-    assert all(", " in row[6] for row in rows[2:])
+    assert rows[0][6].startswith("|v| = ")
+    assert ", " in rows[1][6]
     assert "ridge, 3,000 examples" in told
 
 
 def test_a_cluster_is_timed_beside_one_process():
     pytest.importorskip("distributed")
-    arguments = ["--examples", "4000", "--heads", "4", "--chunk", "0.3", "--workers", "1"]
-    (header, *rows), told = table("scale.py", "cluster", *arguments)
+    sizes = ["--examples", "4000", "--heads", "4", "--chunk", "0.3", "--workers", "1"]
+    (header, *rows), told = table("scale.py", "cluster", *sizes, "--jobs", "ridge", "sculpt")
     assert header[:4] == ["job", "workers", "one process, s", "cluster, s"]
     assert header[4:] == ["overhead", "empty pass, ms"]
-    assert [row[:2] for row in rows] == [[job, "1"] for job in ("ridge", "sculpt", "refine")]
+    assert [row[:2] for row in rows] == [["ridge", "1"], ["sculpt", "1"]]
     for row in rows:
         assert float(row[2]) > 0
         assert float(row[3]) > 0

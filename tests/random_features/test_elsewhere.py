@@ -275,13 +275,13 @@ def test_a_worker_that_dies_in_a_fit_changes_nothing(cluster, tmp_path):
 
 @pytest.mark.parametrize("kind", ["file", "function"])
 def test_a_fit_holds_one_chunk_at_a_time(request, monkeypatch, tmp_path, kind):
-    examples = inputs.sphere(2**13, 16, 8)
+    examples = inputs.sphere(2**14, 16, 8)
     y = examples[:, 1:, 0].mean(axis=1)
     monkeypatch.setattr(sources, "CHUNK_BYTES", 2**18)
     if kind == "file":
         given = places.on_disk(examples, tmp_path)
     else:
-        given = lambda: (examples[start : start + 256] for start in range(0, 2**13, 256))  # noqa: E731
+        given = lambda: (examples[start : start + 256] for start in range(0, 2**14, 256))  # noqa: E731
     expected = attention().fit(examples, y).coef_
     tracemalloc.start()
     model = attention(alpha=0.1).fit(given, y)

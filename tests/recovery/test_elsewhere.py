@@ -48,12 +48,19 @@ def test_places_are_what_they_are_called(put):
 
 
 SLOW_ON_CLUSTER = ("steps", "heads", "noise")  # for thousands of passes
+# The others are read as these are, chunk by chunk.
+WITH_ALL_JOBS = ("memory", "function", "torch")
+
+
+def jobs(place):
+    if place == "cluster":
+        return [name for name in (*JOBS, *ON_CLUSTER) if name not in SLOW_ON_CLUSTER]
+    return JOBS if place in WITH_ALL_JOBS else ["everything", "rank", "sculpt"]
 
 
 @pytest.mark.parametrize(
     ("put", "name"),
-    [(place, name) for place in PLACES for name in JOBS if place != "cluster"]
-    + [("cluster", name) for name in (*JOBS, *ON_CLUSTER) if name not in SLOW_ON_CLUSTER],
+    [(place, name) for place in PLACES for name in jobs(place)],
     indirect=["put"],
 )
 def test_the_layer_is_the_same_everywhere(put, name):
