@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import chi2
+from scipy.special import gammaincinv
 
 from onelayer import arrays
 from onelayer.arrays import Array
@@ -82,7 +82,8 @@ def _error_by_agreement(examples: Examples, estimate: Array) -> float:
 
     relative = examples.fold(residuals, joined, most=_SAMPLE)
     least = np.quantile(relative, _AGREEING, method="higher")
-    return float(least / math.sqrt(chi2.ppf(_AGREEING, left) / examples.out_dim))
+    quantile = 2 * gammaincinv(left / 2, _AGREEING)  # of a chi-squared variable
+    return float(least / math.sqrt(quantile / examples.out_dim))
 
 
 @dataclass(frozen=True, eq=False)
