@@ -63,7 +63,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("part", choices=list(PARTS))
     sizes = [625_000, 1_250_000, 2_500_000, 5_000_000]
     parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help="examples, disk")
-    parser.add_argument("--examples", type=int, default=500_000, help="cluster")
+    parser.add_argument("--examples", type=int, default=2_000_000, help="cluster")
     parser.add_argument("--heads", type=int, default=100, help="of the ridge regression")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=JOBS, help="cluster")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="cluster")
@@ -87,11 +87,10 @@ def written(job: str, n: int, folder: Path) -> Path:
     path.mkdir()
     layer = ol.AttentionLayer.random(heads=2, dim=8, seed=0)
     target = ol.targets.correlation_weighted(1, 8)
-    shapes = {RIDGE: ((n, 5, 8), (n,)), SCULPT: ((n, 2, 8), (n, 2, 8))}
-    X_shape, Y_shape = shapes[RIDGE if job == RIDGE else SCULPT]
+    shapes = ((n, 5, 8), (n,)) if job == RIDGE else ((n, 2, 8), (n, 2, 8))
     X, Y = (
-        np.lib.format.open_memmap(path / name, mode="w+", dtype=np.float32, shape=shape)
-        for name, shape in (("X.npy", X_shape), ("Y.npy", Y_shape))
+        np.lib.format.open_memmap(path / name, mode="w+", dtype=dtype, shape=shape)
+        for name, dtype, shape in zip(("X.npy", "Y.npy"), ("f4", "f8"), shapes, strict=True)
     )
     for i, start in enumerate(range(0, n, 100_000)):
         count = min(n - start, 100_000)
