@@ -131,3 +131,38 @@ def test_full_rank_leaves_everything_as_it_is(xp_array):
     tangent = lowrank.tangent(stacked, 3, None)
     assert tangent.project(stacked) is stacked
     assert lowrank.nearest(stacked, 3, None) is stacked
+
+
+# Moving
+
+
+@given(case=heads_of_rank(), seed=st.integers(0, 99))
+def test_moving_ends_at_the_nearest_heads_of_the_rank(xp_array, case, seed):
+    stacked, dim, rank = case
+    assert_moved(xp_array, stacked, dim, rank, seed)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_moving_takes_no_more_than_thin_matrices(xp_array, bias):
+    rng = np.random.default_rng(0)
+    theta = rng.standard_normal((2, 9, 3)) @ rng.standard_normal((2, 3, 9))
+    stacked = attention.stack(theta, rng.standard_normal((2, 9)) if bias else None)
+    assert_moved(xp_array, stacked, 9, 3, seed=1)
+
+
+def assert_moved(xp_array, stacked, dim, rank, seed):
+    tangent = lowrank.tangent(xp_array(stacked), dim, rank)
+    direction = tangent.project(xp_array(0.3 * random_like(stacked, seed)))
+    moved, there = tangent.moved(xp_array(stacked), direction)
+    expected = lowrank.nearest(stacked + to_numpy(direction), dim, rank)
+    np.testing.assert_allclose(to_numpy(moved), expected, atol=1e-9)
+    probe = random_like(stacked, seed + 1)
+    theirs = lowrank.tangent(expected, dim, rank).project(probe)
+    np.testing.assert_allclose(to_numpy(there.project(xp_array(probe))), theirs, atol=1e-6)
+
+
+def test_without_a_rank_heads_go_anywhere():
+    tangent = lowrank.tangent(np.eye(3), 3, None)
+    moved, there = tangent.moved(np.eye(3), np.ones((3, 3)))
+    np.testing.assert_array_equal(moved, np.eye(3) + 1)
+    assert there is tangent

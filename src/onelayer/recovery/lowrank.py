@@ -8,6 +8,14 @@ the column and row spaces of Θ, a direction is projected on its tangent space b
 and Θ + D goes back to the manifold by its best approximation of rank r. Working with Θ itself and
 not with factors Q Kᵀ leaves no freedom to change the factors without changing Θ, which would make
 the normal equations singular. The key bias, if there is one, is a further row and stays free.
+
+For D in the tangent space Θ + D has rank 2r at most: with A = Dᵀ U, and B = D V less its part in U,
+
+    Θ + D = [U, B] [[Uᵀ Θ V + Aᵀ V, 1], [1, 0]] [V, A - V Vᵀ A]ᵀ,
+
+so that two thin QR decompositions and the singular values of a 2r x 2r matrix do what those of the
+d x d matrix would. In 384 dimensions with r = 32 that is all the difference between a step that
+waits for them and one that does not.
 """
 
 from __future__ import annotations
@@ -46,6 +54,49 @@ class Tangent:
         inside = left @ (arrays.transpose(left) @ matrix)
         matrix = inside + ((matrix - inside) @ right) @ arrays.transpose(right)
         return stack(xp.concat([matrix, rest], axis=1))
+
+    def moved(self, stacked: Array, direction: Array) -> tuple[Array, Tangent]:
+        """The nearest heads of the rank to those moved in an allowed direction, and their tangent.
+
+        `stacked` are the heads that this is the tangent space of.
+        """
+        if self.left is None or self.right is None:
+            return stacked + direction, self
+        if 2 * self.left.shape[2] >= self.dim:
+            whole = nearest(stacked + direction, self.dim, self.left.shape[2])
+            return whole, tangent(whole, self.dim, self.left.shape[2])
+        xp = arrays.namespace(stacked)
+        heads, change = unstack(stacked, self.dim), unstack(direction, self.dim)
+        matrix, left, right = _truncated_sum(
+            heads[:, : self.dim, :], change[:, : self.dim, :], self.left, self.right
+        )
+        rest = heads[:, self.dim :, :] + change[:, self.dim :, :]
+        return stack(xp.concat([matrix, rest], axis=1)), Tangent(self.dim, left, right)
+
+
+def _truncated_sum(
+    theta: Array, change: Array, left: Array, right: Array
+) -> tuple[Array, Array, Array]:
+    """The best approximation of rank r to Θ + D, all (m, d, d), and bases of its spaces."""
+    xp = arrays.namespace(theta)
+    rank, turned = left.shape[2], arrays.transpose
+    across = turned(change) @ left  # A
+    inside = turned(left) @ theta @ right + turned(across) @ right
+    along = change @ right
+    along = along - left @ (turned(left) @ along)  # B
+    across = across - right @ (turned(right) @ across)
+    (more_left, down), (more_right, over) = xp.linalg.qr(along), xp.linalg.qr(across)
+    core = xp.concat(
+        [
+            xp.concat([inside, turned(over)], axis=2),
+            xp.concat([down, xp.zeros_like(down)], axis=2),
+        ],
+        axis=1,
+    )
+    inner_left, sizes, inner_right = xp.linalg.svd(core, full_matrices=False)
+    new_left = xp.concat([left, more_left], axis=2) @ inner_left[:, :, :rank]
+    new_right = xp.concat([right, more_right], axis=2) @ turned(inner_right)[:, :, :rank]
+    return (new_left * sizes[:, None, :rank]) @ turned(new_right), new_left, new_right
 
 
 def tangent(stacked: Array, dim: int, rank: int | None) -> Tangent:
