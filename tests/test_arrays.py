@@ -516,3 +516,20 @@ def test_the_distribution_function_has_both_tails(name):
 
 def test_what_is_on_no_gpu_is_computed_in_numpy(xp_array):
     assert isinstance(arrays.gpu_or_numpy(xp_array(numbers(2))), np.ndarray)
+
+
+# Rough products
+
+
+def test_products_may_be_rough_while_a_context_lasts_on_a_gpu(monkeypatch):
+    torch = pytest.importorskip("torch")
+    settings = torch.backends.cuda.matmul
+    name = "fp32_precision" if hasattr(settings, "fp32_precision") else "allow_tf32"
+    before = getattr(settings, name)
+    with arrays.rough_products(torch.zeros(1)):
+        assert getattr(settings, name) == before  # there is no GPU
+    monkeypatch.setattr(arrays, "gpu_memory", lambda _: 1)
+    with pytest.raises(KeyError), arrays.rough_products(torch.zeros(1)):
+        assert getattr(settings, name) in ("tf32", True)
+        raise KeyError
+    assert getattr(settings, name) == before

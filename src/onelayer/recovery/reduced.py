@@ -254,7 +254,7 @@ def _push(
     weights = weights[: direction.shape[1], :]
     pairs = zip(blocks, attended, strict=True)
     return tuple(
-        _softmax_change(block, one, _rows(block.queries) @ direction) @ weights
+        softmax_change(block.keys, one.attention, flattened(block.queries) @ direction) @ weights
         for block, one in pairs
     )
 
@@ -269,22 +269,23 @@ def _pull(
         _, tokens, dim = block.keys.shape
         columns = one.attention.shape[1] // tokens * dim
         moved = outputs @ arrays.transpose(weights[:columns, :])
-        return arrays.transpose(_rows(block.queries)) @ _softmax_change(block, one, moved)
+        change = softmax_change(block.keys, one.attention, moved)
+        return arrays.transpose(flattened(block.queries)) @ change
 
     return sum_over(zip(blocks, attended, rows, strict=True), term)
 
 
-def _rows(queries: Array) -> Array:
-    return arrays.namespace(queries).reshape(queries, (-1, queries.shape[2]))
+def flattened(tokens: Array) -> Array:
+    """Tokens (n, k, d) one below the other, (n·k, d)."""
+    return arrays.namespace(tokens).reshape(tokens, (-1, tokens.shape[2]))
 
 
-def _softmax_change(block: Block, attended: Attended, rows: Array) -> Array:
+def softmax_change(keys: Array, weights: Array, rows: Array) -> Array:
     """Rows r_ai (n·k, m·d) -> Σ_b P_ab (t_b - Σ_c P_ac t_c) x_b with t_b = r_ai x_b.
 
     This map is symmetric (it is the covariance of the tokens under the attention), so that J and
     its transpose share it.
     """
-    keys, weights = block.keys, attended.attention
     xp = arrays.namespace(rows)
     n, tokens, dim = keys.shape
     scores = xp.reshape(rows, (n, rows.shape[1] // dim * tokens, dim)) @ arrays.transpose(keys)
@@ -295,6 +296,77 @@ def _softmax_change(block: Block, attended: Attended, rows: Array) -> Array:
         mean = xp.sum(weighted, axis=-1, keepdims=True)
     weighted -= weights * mean
     return xp.reshape(weighted @ keys, (n * tokens, rows.shape[1]))
+
+
+# How strongly outputs answer
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """How strongly outputs answer to a change of each head: a stand-in for S that can be inverted.
+
+    With V_a the covariance of the tokens under the attention of row a, head i alone makes the
+    part Σ_a x_a x_aᵀ ⊗ V_a W_i W_iᵀ V_a of JᵀJ. Tokens are whitened, so that 1 ⊗ M_i is near it
+    with M_i the sum of V_a W_i W_iᵀ V_a: (m, d, d), by eigenvalues and eigenvectors.
+    """
+
+    values: Array  # (m, d)
+    vectors: Array  # (m, d, d)
+
+    def times(self, stacked: Array, power: float) -> Array:
+        """Heads (p, m·d) times the matrices to a power."""
+        values, vectors = (arrays.like(one, stacked) for one in (self.values, self.vectors))
+        dim = vectors.shape[1]
+        turned = attention.unstack(stacked, dim) @ vectors
+        weighted = turned * (values**power)[:, None, :]
+        return attention.stack(weighted @ arrays.transpose(vectors))
+
+
+_LEAST_ANSWER = 1e-3  # eigenvalues of an answer are at least this share of its head's mean
+_UNHEARD = 1e-12  # and this share of the strongest head's
+
+
+def answer(fit: Fit) -> Answer:
+    """That of a fit, from one pass over the examples."""
+    xp = arrays.namespace(fit.stacked)
+    shared = (_projections(fit), fit.cut.rows)
+    total = merged(each(_answers, fit.cut.chunks, fit.attended, *shared), operator.add)
+    values, vectors = xp.linalg.eigh(total)
+    mean = xp.mean(values, axis=1, keepdims=True)
+    strongest = float(xp.max(mean))
+    least = _LEAST_ANSWER * mean + (_UNHEARD * strongest or 1.0)
+    return Answer(xp.maximum(values, least), vectors)
+
+
+def _projections(fit: Fit) -> Array:
+    """The projections (m, d, e) of a fit."""
+    dim, heads = fit.cut.dim, fit.heads
+    flat = fit.weights[: heads * dim, :]
+    return arrays.namespace(flat).reshape(flat, (heads, dim, -1))
+
+
+def _answers(
+    blocks: Sequence[Block], attended: Sequence[Attended], projections: Array, rows: int
+) -> Array:
+    """Σ_a V_a W_i W_iᵀ V_a over all rows, (m, d, d), divided by their number."""
+
+    def term(pair: tuple[Block, Attended]) -> Array:
+        keys, weights = arrays.single(pair[0].keys), arrays.single(pair[1].attention)
+        xp = arrays.namespace(keys)
+        heads = projections.shape[0]
+        n, tokens, dim = keys.shape
+        values = xp.reshape(keys, (1, n * tokens, dim)) @ arrays.single(projections)
+        values = xp.reshape(values, (heads, n, tokens, -1))
+        inner = values @ arrays.transpose(values)  # X W Wᵀ Xᵀ, (m, n, k, k)
+        weights = xp.permute_dims(xp.reshape(weights, (n, tokens, heads, tokens)), (2, 0, 1, 3))
+        one = xp.eye(tokens, dtype=keys.dtype, device=arrays.device(keys))
+        spread = weights[..., None] * one - weights[..., :, None] * weights[..., None, :]
+        within = xp.sum(spread @ inner[:, :, None, :, :] @ spread, axis=2)
+        moved = xp.reshape(within @ keys[None, ...], (heads, n * tokens, dim))
+        flat = xp.reshape(keys, (1, n * tokens, dim))
+        return arrays.double(arrays.transpose(moved) @ flat) / rows
+
+    return sum_over(zip(blocks, attended, strict=True), term)
 
 
 def jacobian(fit: Fit, single: bool = False) -> Jacobian:

@@ -5,9 +5,10 @@ products suffice, and far from the solution an inexact step is as good as an exa
 stops once its residual has fallen by a factor that follows the loss, from one third at the start
 to ever smaller values near an exact fit, which keeps the final convergence superlinear.
 
-Inside the solve float32 is enough: only the direction comes from it. Residuals, gradient and the
-decision to accept a step are always float64. Should the loss fall too slowly close to an exact fit,
-the problem is ill conditioned and the solve goes to float64 as well.
+Inside the solve float32 is enough, and on a GPU the three digits of its fastest products: only the
+direction comes from it. Residuals, gradient and the decision to accept a step are always float64.
+Should the loss fall too slowly close to an exact fit, the problem is ill conditioned and the solve
+goes to float32, and then to float64.
 
 Block preconditioners were tried (the mean over rows of C_i W_i W_jᵀ C_j, with C the covariance of
 tokens under attention, with and without the projection): on random inputs they take the condition
@@ -16,21 +17,25 @@ number from about 100 to 60 and cost more than they save.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import numpy as np
 
 from onelayer import arrays
 from onelayer.arrays import Array
-from onelayer.recovery import lowrank, reduced
+from onelayer.recovery import reduced
+from onelayer.recovery.lowrank import Tangent
 from onelayer.recovery.problem import AnyProblem
-from onelayer.recovery.reduced import Fit, Jacobian
+from onelayer.recovery.reduced import Answer, Fit, Jacobian
 
 _LEAST_DAMPING = 1e-9  # all dampings are relative to the mean curvature
 _MOST_DAMPING = 1e7
-_MOST_PRODUCTS = 300
+MOST_PRODUCTS = 300
 _SLOW = 0.2  # a step near an exact fit that gains less than a factor of five is slow
 _NEAR = 1e-6  # loss below which a fit counts as near
+_ROUGH_ENOUGH = 1e-4  # the share of the squared residual that three digits can reach
 _IN_BASIN = 1e-3  # loss below which a fit is in the basin of a good one
 
 
@@ -54,15 +59,24 @@ BRISK = Gait(0.5, first_damping=0.1, relaxation=4.0, inexactness=0.1, patience=1
 GENTLE = Gait(0.2, first_damping=1.0, relaxation=1.2, inexactness=0.3, patience=60)
 
 
+class Directions(Protocol):
+    """Where heads (p, m·d) may go: directions are projected, and steps stay among such heads."""
+
+    def project(self, direction: Array) -> Array: ...
+    def moved(self, stacked: Array, direction: Array) -> tuple[Array, Self]: ...
+
+
 @dataclass(frozen=True)
 class State:
     """Where the search is: a fit, the damping for the next step, and how the last one went."""
 
     fit: Fit
-    rank: int | None
+    allowed: Directions
     gait: Gait
     damping: float
-    single: bool = True
+    weighted: bool = False  # whether solves are preconditioned by how strongly outputs answer
+    rough: bool = False  # whether the next solve may have three digits
+    single: bool = True  # or float32
     products: int = 0  # products with S that the last step took
     gain: float = 1.0  # share of the loss that the last step removed
 
@@ -77,77 +91,117 @@ class State:
         return self.damping > _MOST_DAMPING
 
 
-def begin(problem: AnyProblem, stacked: Array, rank: int | None, gait: Gait = BRISK) -> State:
-    """The state at given attention matrices (p, m·d)."""
+def begin(
+    problem: AnyProblem,
+    stacked: Array,
+    allowed: Directions | None = None,
+    gait: Gait = BRISK,
+    weighted: bool = False,
+) -> State:
+    """The state at given attention matrices (p, m·d), which may go anywhere by default."""
     fit = reduced.fit(problem.cut(stacked.shape[1] // problem.dim), stacked)
-    return State(fit, rank, gait, gait.first_damping)
+    rough = arrays.gpu_memory(stacked) is not None
+    allowed = allowed or Tangent(problem.dim)
+    return State(fit, allowed, gait, gait.first_damping, weighted, rough=rough)
 
 
 def step(state: State, rng: np.random.Generator) -> State:
     """Try steps of growing damping until one lowers the loss, or none does."""
     fit = state.fit
-    dim = fit.cut.dim
-    tangent = lowrank.tangent(fit.stacked, dim, state.rank)
-    gradient = tangent.project(reduced.gradient(fit))
+    gradient = state.allowed.project(reduced.gradient(fit))
     products = reduced.jacobian(fit, single=state.single)
-    curvature = _mean_curvature(products, tangent, gradient, rng)
+    measure = _Measure(state.allowed, reduced.answer(fit) if state.weighted else None)
+    curvature = _mean_curvature(products, measure, gradient, rng)
     gait = state.current_gait
+    enough = gait.inexactness * min(1.0, 10.0 * fit.error)
+    if state.rough:
+        enough = max(enough, _ROUGH_ENOUGH)
     damping, spent = state.damping, 0
     while damping <= _MOST_DAMPING and curvature > 0:
-        enough = gait.inexactness * min(1.0, 10.0 * fit.error)
-        direction, used = _solve(products, tangent, gradient, damping * curvature, enough)
+        with arrays.rough_products(gradient) if state.rough else nullcontext():
+            direction, used = _solve(products, measure, gradient, damping * curvature, enough)
         spent += used
-        moved = lowrank.nearest(fit.stacked + direction, dim, state.rank)
+        moved, allowed = state.allowed.moved(fit.stacked, direction)
         trial = reduced.fit(fit.cut, moved)
         if trial.loss < fit.loss:
             gain = 1 - trial.loss / fit.loss
             slow = fit.loss < _NEAR and gain < 1 - _SLOW
-            return replace(
+            following = replace(
                 state,
                 fit=trial,
+                allowed=allowed,
                 damping=max(damping / gait.relaxation, _LEAST_DAMPING),
-                single=state.single and not slow,
                 products=spent,
                 gain=gain,
             )
+            return _finer(following) if slow else following
         damping *= 4
-    if state.single:  # the direction may have been lost in rounding
-        return step(replace(state, single=False), rng)
+    if state.rough or state.single:  # the direction may have been lost in rounding
+        return step(_finer(state), rng)
     return replace(state, damping=np.inf, products=spent, gain=0.0)
 
 
+def _finer(state: State) -> State:
+    """The same with the next precision of solves: float32 after three digits, then float64."""
+    return replace(state, rough=False, single=state.rough)
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """How allowed directions are measured: by |d|², or by how strongly outputs answer to them."""
+
+    allowed: Directions
+    answer: Answer | None
+
+    def times(self, direction: Array) -> Array:
+        """The matrix of the measure times an allowed direction."""
+        if self.answer is None:
+            return direction
+        return self.allowed.project(self.answer.times(direction, 1.0))
+
+    def over(self, direction: Array) -> Array:
+        """Nearly its inverse times an allowed direction."""
+        if self.answer is None:
+            return direction
+        return self.allowed.project(self.answer.times(direction, -1.0))
+
+
 def _mean_curvature(
-    products: Jacobian, tangent: lowrank.Tangent, gradient: Array, rng: np.random.Generator
+    products: Jacobian, measure: _Measure, gradient: Array, rng: np.random.Generator
 ) -> float:
     """|J v|² / |v|² for one random allowed direction v: the mean eigenvalue of JᵀJ, roughly."""
     probe = arrays.like(rng.standard_normal(gradient.shape), products.weights)
-    probe = tangent.project(probe)
-    return products.squared_size(probe) / arrays.squared_norm(probe)
+    probe = measure.allowed.project(probe)
+    size = float(arrays.namespace(probe).sum(probe * measure.times(probe)))
+    return products.squared_size(probe) / size
 
 
 def _solve(
-    products: Jacobian, tangent: lowrank.Tangent, gradient: Array, damping: float, enough: float
+    products: Jacobian, measure: _Measure, gradient: Array, damping: float, enough: float
 ) -> tuple[Array, int]:
-    """Conjugate gradients for (S + damping) d = gradient on the tangent space.
+    """Conjugate gradients for (S + damping) d = gradient on the allowed directions.
 
-    They stop when the squared residual has fallen to `enough` of what it was.
+    Damping is in units of the measure, which preconditions too. They stop when the squared
+    residual, by the measure, has fallen to `enough` of what it was.
     """
     xp = arrays.namespace(gradient)
-    size = arrays.squared_norm(gradient) ** 0.5
+    size = float(xp.sum(gradient * measure.over(gradient))) ** 0.5
     if size == 0:
         return gradient, 0
     residual = xp.astype(gradient / size, products.weights.dtype)
-    direction, solution = residual, xp.zeros_like(residual)
+    direction, solution = measure.over(residual), xp.zeros_like(residual)
     current, used = 1.0, 0
-    while current > enough and used < _MOST_PRODUCTS:
-        image = tangent.project(products.normal(direction)) + damping * direction
+    while current > enough and used < MOST_PRODUCTS:
+        image = measure.allowed.project(products.normal(direction))
+        image = image + damping * measure.times(direction)
         bend = float(xp.sum(direction * image))
         if not bend > 0:  # rounding errors are all that is left
             break
         length = current / bend
         solution = solution + length * direction
         residual = residual - length * image
-        following = arrays.squared_norm(residual)
-        direction = residual + (following / current) * direction
+        ready = measure.over(residual)
+        following = float(xp.sum(residual * ready))
+        direction = ready + (following / current) * direction
         current, used = following, used + 1
     return xp.astype(solution, gradient.dtype) * size, used

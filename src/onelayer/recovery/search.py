@@ -12,6 +12,10 @@ scale 10, four equations per unknown):
 
 So escapes alternate between growing the best stuck heads and fresh starts with a head to spare.
 Pruning drops the head that costs least (see `cost_of_dropping`), which merges heads found twice.
+
+Large problems do not begin at random: a step costs seconds there, and a random start needs many
+times the examples. They begin with heads that correlations of outputs and tokens show, and grow by
+what correlations show in the residuals (see `correlations.py`).
 """
 
 from __future__ import annotations
@@ -23,10 +27,10 @@ import numpy as np
 
 from onelayer import arrays, chunks
 from onelayer.arrays import Array
-from onelayer.recovery import lowrank, noise, reduced, refine
+from onelayer.recovery import correlations, lowrank, noise, reduced, refine
 from onelayer.recovery.problem import AnyProblem, Block, Problem
 from onelayer.recovery.reduced import Fit
-from onelayer.recovery.trace import Log
+from onelayer.recovery.trace import Log, Measured
 
 # Fewer equations than this per unknown and a fit proves nothing, more heads still less.
 _FEWEST_EQUATIONS = 1.2
@@ -35,11 +39,14 @@ _FIRST_EQUATIONS = 6.0
 _WORTH_A_STAGE = 1.5  # a stage on few examples pays if all are at least so many times as many
 _SCARCE_EQUATIONS = 3.5  # with fewer than this per unknown the first start is gentle too
 _EXPECTED = 0.7  # a stage is stuck if its gait's patience leaves more than this share of the loss
+_EAGER_PATIENCE = 5  # where more examples are waiting and steps are dear
 _NEAR_PATIENCE, _NEAR = 40, 1e-5  # near an exact fit slow progress is conditioning: be patient
 _STATIONARY = 1e-7  # a step that gains less than this share of the loss gains nothing
 _SAME_LOSS, _SAME_HEADS = 1e-3, 1e-2  # relative differences within which two minima are one
 _ROUNDING = 1e2  # a fit this many times the rounding error of the outputs is exact
 _JUDGED = 20_000  # examples that stay elsewhere: so many are brought here to tell noise by
+_LARGE = 2e10  # floating point operations of a product with S, from which a problem is large
+_LOCATED = 1e-2  # heads are found in their span well enough when a step gains less than this
 _ELIMINATION = 1e-10  # and so is one this good: the regression loses that where heads coincide
 
 
@@ -63,6 +70,32 @@ class Outcome:
     @property
     def solved(self) -> bool:
         return self.ending is Ending.REACHED or self.noise
+
+
+@dataclass(frozen=True)
+class Ends:
+    """When a stage is over."""
+
+    target: float  # error
+    least_gain: float = _STATIONARY  # share of the loss that a step has to gain
+    eager: bool = False  # whether more examples are waiting, and steps are dear
+
+    def ending(self, state: refine.State, losses: list[float]) -> Ending | None:
+        """Why a stage with these losses ends at this state; None while it goes on."""
+        if state.fit.error <= self.target:
+            return Ending.REACHED
+        if state.exhausted:
+            return Ending.STATIONARY
+        if len(losses) > 1 and state.gain < self.least_gain and state.damping < 1e-2:
+            return Ending.STATIONARY
+        patience = _NEAR_PATIENCE if state.fit.error < _NEAR else state.current_gait.patience
+        if self.eager and state.fit.error > _NEAR:
+            patience = _EAGER_PATIENCE
+            if state.products > refine.MOST_PRODUCTS:
+                return Ending.STUCK
+        if len(losses) > patience and losses[-1] > _EXPECTED * losses[-1 - patience]:
+            return Ending.STUCK
+        return None
 
 
 @dataclass
@@ -94,13 +127,22 @@ class Search:
         gait: refine.Gait = refine.BRISK,
         problem: AnyProblem | None = None,
         target: float | None = None,
+        eager: bool = False,
     ) -> Outcome:
-        """Steps from `stacked` until the stage ends; on all training examples by default."""
-        state = refine.begin(problem or self.problem, stacked, self.rank, gait)
+        """Steps from `stacked` until the stage ends; on all training examples by default.
+
+        An eager stage is left sooner, for one with more examples.
+        """
+        allowed = lowrank.tangent(stacked, self.problem.dim, self.rank)
+        dear = self._is_large(int(stacked.shape[1] // self.problem.dim))
+        state = refine.begin(problem or self.problem, stacked, allowed, gait, weighted=dear)
+        ends = Ends(self.tol if target is None else target, eager=eager)
+        return self._steps(name, state, ends)
+
+    def _steps(self, name: str, state: refine.State, ends: Ends) -> Outcome:
         losses = [state.fit.loss]
-        target = self.tol if target is None else target
         self.log.add(name, state)
-        while (ending := _ending(state, losses, target)) is None:
+        while (ending := ends.ending(state, losses)) is None:
             if self.log.spent:
                 return Outcome(state, Ending.BUDGET)
             state = refine.step(state, self.rng)
@@ -110,26 +152,54 @@ class Search:
             ending = Ending.REACHED
         return Outcome(state, ending)
 
+    def located(self, heads: int) -> Array:
+        """Heads within the span that correlations show, of the rank asked for."""
+        few = self._few(heads) or self.problem
+        found = correlations.span(self.problem.cut(heads), heads, self.rng)
+        note = "singular values " + ", ".join(
+            f"{strength / found.strengths[0]:.2f}" for strength in found.strengths
+        )
+        self.log.measured("correlations", heads, Measured(self.problem.examples, 1.0, note))
+        state = refine.begin(few, found.drawn(heads, self.rng), found)
+        outcome = self._steps("within the span", state, Ends(self.tol, least_gain=_LOCATED))
+        return lowrank.nearest(outcome.state.fit.stacked, self.problem.dim, self.rank)
+
+    def first_heads(self, heads: int, gait: refine.Gait) -> Array:
+        """Where to begin: blindly where steps are cheap, else where correlations say."""
+        return self.located(heads) if self._is_large(heads) else self.start(heads, gait)
+
+    def _is_large(self, heads: int) -> bool:
+        """Whether steps are so dear that the first heads are not to be a blind guess."""
+        dim, out_dim = self.problem.dim, self.problem.out_dim
+        examples = (self._few(heads) or self.problem).examples
+        return 4.0 * examples * self.problem.tokens * heads * dim * (dim + 2 * out_dim) > _LARGE
+
     def run(
         self, name: str, stacked: Array, heads: int, gait: refine.Gait, attempt: int = 0
     ) -> Outcome:
         """A stage on few examples where there are many, then on all; pruned to `heads` at the end.
 
         The stage on few examples goes on to the end, which without noise leaves nothing to do for
-        all of them. Each further attempt sees twice as many: more examples, fewer bad minima.
+        all of them. Where it is stuck it sees twice as many, and so does each further attempt: more
+        examples, fewer bad minima.
         """
-        part = self._part(stacked, attempt)
-        if part is not None:
-            few = self.stage(f"{name}, few examples", stacked, gait, part, self.tol / 3)
-            stacked, gait = few.state.fit.stacked, refine.BRISK
+        found = int(stacked.shape[1] // self.problem.dim)
+        eager = gait is refine.BRISK and self._is_large(found)
+        while (part := self._few(found, attempt)) is not None:
+            few = self.stage(
+                f"{name}, few examples", stacked, gait, part, self.tol / 3, eager=eager
+            )
+            stacked, gait, attempt = few.state.fit.stacked, refine.BRISK, attempt + 1
+            if few.ending is not Ending.STUCK:
+                break
         outcome = self.stage(name, stacked, gait)
         if outcome.state.fit.heads > heads:
             self.richer_error = min(self.richer_error, self.decide(name, outcome))
             outcome = self.stage(f"{name}, pruned", prune(outcome.state.fit, heads), gait)
         return outcome
 
-    def _part(self, stacked: Array, attempt: int) -> Problem | None:
-        heads = stacked.shape[1] // self.problem.dim
+    def _few(self, heads: int, attempt: int = 0) -> Problem | None:
+        """As few examples as a first stage takes; None if all are hardly more."""
         unknowns = self.problem.unknowns(heads, self.rank)
         per_example = self.problem.equations / self.problem.examples
         size = int(np.ceil(_FIRST_EQUATIONS * 2**attempt * unknowns / per_example))
@@ -145,7 +215,7 @@ class Search:
         """The best outcome for a known number of heads, over a first start and escapes."""
         scarce = self.equations_per_unknown(heads) < _SCARCE_EQUATIONS
         gait = refine.GENTLE if scarce else refine.BRISK
-        first = self.run("start", self.start(heads, gait), heads, gait)
+        first = self.run("start", self.first_heads(heads, gait), heads, gait)
         hopeless = self.equations_per_unknown(heads) < 1
         return first if hopeless else self.escapes(first)
 
@@ -223,9 +293,14 @@ class Search:
         return bool(layers[1].distance(layers[0]).attention.max() < _SAME_HEADS)
 
     def grown(self, fit: Fit, extra: int) -> Array:
-        """The heads of a fit and `extra` random ones beside them."""
+        """The heads of a fit and `extra` ones beside them: random, or where residuals say."""
         xp = arrays.namespace(fit.stacked)
-        return xp.concat([fit.stacked, self.start(extra, refine.BRISK)], axis=1)
+        if self._is_large(fit.heads):
+            found = correlations.span(fit.cut, extra, self.rng, fit.residuals)
+            more = lowrank.nearest(found.drawn(extra, self.rng), self.problem.dim, self.rank)
+        else:
+            more = self.start(extra, refine.BRISK)
+        return xp.concat([fit.stacked, more], axis=1)
 
     def unknown_heads(self) -> Outcome:
         """The smallest number of heads that explains the examples.
@@ -289,16 +364,3 @@ def prune(fit: Fit, heads: int) -> Array:
         kept = [fit.stacked[:, i * dim : (i + 1) * dim] for i in range(fit.heads) if i != drop]
         fit = reduced.fit(fit.cut, xp.concat(kept, axis=1))
     return fit.stacked
-
-
-def _ending(state: refine.State, losses: list[float], target: float) -> Ending | None:
-    if state.fit.error <= target:
-        return Ending.REACHED
-    if state.exhausted:
-        return Ending.STATIONARY
-    if len(losses) > 1 and state.gain < _STATIONARY and state.damping < 1e-2:
-        return Ending.STATIONARY
-    patience = _NEAR_PATIENCE if state.fit.error < _NEAR else state.current_gait.patience
-    if len(losses) > patience and losses[-1] > _EXPECTED * losses[-1 - patience]:
-        return Ending.STUCK
-    return None
