@@ -1,13 +1,11 @@
 from dataclasses import replace
 
 import numpy as np
-import oracles
 import pytest
 from cases import flat, random_case, small_cases, well_posed_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onelayer import attention
 from onelayer.arrays import like, namespace, to_numpy
 from onelayer.chunks import InMemory, OneByOne
 from onelayer.recovery import reduced
@@ -333,43 +331,3 @@ def test_one_token_attends_to_itself_whatever_the_attention(xp_array):
     moved = case.moved(direction, 1.0).fit(xp_array)
     assert moved.loss == pytest.approx(fit.loss, abs=1e-9)
     assert case.loss() == pytest.approx(fit.loss, abs=1e-9)
-
-
-# How strongly outputs answer
-
-
-def answers_by_loops(case, weights):
-    """Σ_a V_a W_i W_iᵀ V_a over the number of rows, head by head."""
-    X, _ = case.whitened()
-    heads, dim, _ = case.attention.shape
-    projections = to_numpy(weights)[: heads * dim].reshape(heads, dim, -1)
-    total = np.zeros((heads, dim, dim))
-    for head in range(heads):
-        bias = None if case.key_bias is None else case.key_bias[head]
-        for i, a in oracles.present_rows(*X.shape[:2], case.mask):
-            present = None if case.mask is None else case.mask[i]
-            keys = oracles.allowed_keys(a, X.shape[1], present, case.causal)
-            row = oracles.attention_row(X[i], a, keys, case.attention[head], bias)
-            tokens, p = X[i][keys], np.array(list(row.values()))
-            V = tokens.T @ (np.diag(p) - np.outer(p, p)) @ tokens
-            total[head] += V @ projections[head] @ projections[head].T @ V
-    return total / (X.shape[0] * X.shape[1])
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_answers_are_those_of_single_heads(xp_array, variant):
-    case = random_case(2, **{"n": 30, "tokens": 3, **variant})
-    fit = case.fit(xp_array, per_block=7)
-    answer = reduced.answer(fit)
-    expected = answers_by_loops(case, fit.weights)
-    rng = np.random.default_rng(0)
-    direction = rng.standard_normal(fit.stacked.shape)
-    dim = case.X.shape[2]
-    values, vectors = np.linalg.eigh(expected)
-    mean = values.mean(axis=1, keepdims=True)
-    values = np.maximum(values, 1e-3 * mean + (1e-12 * mean.max() or 1.0))
-    matrices = (vectors * values[:, None, :]) @ vectors.transpose(0, 2, 1)
-    there = attention.stack(attention.unstack(direction, dim) @ matrices)
-    found = answer.times(like(direction, fit.stacked), 1.0)
-    assert_close(found, there, relative=1e-4)
-    assert_close(answer.times(found, -1.0), direction, relative=1e-6)

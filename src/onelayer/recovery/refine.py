@@ -12,7 +12,8 @@ goes to float32, and then to float64.
 
 Block preconditioners were tried (the mean over rows of C_i W_i W_jᵀ C_j, with C the covariance of
 tokens under attention, with and without the projection): on random inputs they take the condition
-number from about 100 to 60 and cost more than they save.
+number from about 100 to 60 and cost more than they save. Where heads differ they pay: large problems
+use the simplest of them, see `answers.py`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ import numpy as np
 
 from onelayer import arrays
 from onelayer.arrays import Array
-from onelayer.recovery import reduced
+from onelayer.recovery import answers, reduced
+from onelayer.recovery.answers import Answer
 from onelayer.recovery.lowrank import Tangent
 from onelayer.recovery.problem import AnyProblem
-from onelayer.recovery.reduced import Answer, Fit, Jacobian
+from onelayer.recovery.reduced import Fit, Jacobian
 
 _LEAST_DAMPING = 1e-9  # all dampings are relative to the mean curvature
 _MOST_DAMPING = 1e7
@@ -110,7 +112,7 @@ def step(state: State, rng: np.random.Generator) -> State:
     fit = state.fit
     gradient = state.allowed.project(reduced.gradient(fit))
     products = reduced.jacobian(fit, single=state.single)
-    measure = _Measure(state.allowed, reduced.answer(fit) if state.weighted else None)
+    measure = _Measure(state.allowed, answers.answer(fit) if state.weighted else None)
     curvature = _mean_curvature(products, measure, gradient, rng)
     gait = state.current_gait
     enough = gait.inexactness * min(1.0, 10.0 * fit.error)
