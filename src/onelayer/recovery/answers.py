@@ -6,9 +6,9 @@ With V_a the covariance of the tokens under the attention of row a, head i alone
 
 of JᵀJ. Tokens are whitened, so that 1 ⊗ M_i is near it, with M_i the mean of V_a W_i W_iᵀ V_a over
 the rows. Heads with small projections, or so large scores that their attention hardly moves, have a
-small M_i: measured by it all heads are alike. In a layer of a pretrained transformer with one head of
-scale 12 among eleven of scale 3 solves took 10 products where they had taken 50 to 250. Random heads
-are alike to begin with.
+small M_i: measured by it all heads are alike. In a layer of a pretrained transformer with one head
+of scale 12 among eleven of scale 3 solves took 10 products where they had taken 50 to 250. Random
+heads are alike to begin with.
 """
 
 from __future__ import annotations

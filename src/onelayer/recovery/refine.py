@@ -12,8 +12,8 @@ goes to float32, and then to float64.
 
 Block preconditioners were tried (the mean over rows of C_i W_i W_jᵀ C_j, with C the covariance of
 tokens under attention, with and without the projection): on random inputs they take the condition
-number from about 100 to 60 and cost more than they save. Where heads differ they pay: large problems
-use the simplest of them, see `answers.py`.
+number from about 100 to 60 and cost more than they save. Where heads differ they pay: large
+problems use the simplest of them, see `answers.py`.
 """
 
 from __future__ import annotations

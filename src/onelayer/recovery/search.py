@@ -156,9 +156,8 @@ class Search:
         """Heads within the span that correlations show, of the rank asked for."""
         few = self._few(heads) or self.problem
         found = correlations.span(self.problem.cut(heads), heads, self.rng)
-        note = "singular values " + ", ".join(
-            f"{strength / found.strengths[0]:.2f}" for strength in found.strengths
-        )
+        shares = found.strengths / (found.strengths[0] or 1.0)
+        note = "singular values " + ", ".join(f"{share:.2f}" for share in shares)
         self.log.measured("correlations", heads, Measured(self.problem.examples, 1.0, note))
         state = refine.begin(few, found.drawn(heads, self.rng), found)
         outcome = self._steps("within the span", state, Ends(self.tol, least_gain=_LOCATED))
@@ -171,7 +170,7 @@ class Search:
     def _is_large(self, heads: int) -> bool:
         """Whether steps are so dear that the first heads are not to be a blind guess."""
         dim, out_dim = self.problem.dim, self.problem.out_dim
-        examples = (self._few(heads) or self.problem).examples
+        examples = min(self._enough(heads), self.problem.examples)
         return 4.0 * examples * self.problem.tokens * heads * dim * (dim + 2 * out_dim) > _LARGE
 
     def run(
@@ -200,12 +199,15 @@ class Search:
 
     def _few(self, heads: int, attempt: int = 0) -> Problem | None:
         """As few examples as a first stage takes; None if all are hardly more."""
+        count = self._enough(heads, attempt)
+        worthwhile = _WORTH_A_STAGE * count <= self.problem.examples
+        return self.problem.sample(count) if worthwhile else None
+
+    def _enough(self, heads: int, attempt: int = 0) -> int:
+        """How many examples a first stage takes."""
         unknowns = self.problem.unknowns(heads, self.rank)
         per_example = self.problem.equations / self.problem.examples
-        size = int(np.ceil(_FIRST_EQUATIONS * 2**attempt * unknowns / per_example))
-        if _WORTH_A_STAGE * size > self.problem.examples:
-            return None
-        return self.problem.sample(size)
+        return int(np.ceil(_FIRST_EQUATIONS * 2**attempt * unknowns / per_example))
 
     def equations_per_unknown(self, heads: int) -> float:
         """How well so many heads are determined by counting."""
