@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import onelayer as ol  # whose estimators are imported when they are used
 from onelayer import inputs
 from onelayer.lab.seeds import generator
-from onelayer.random_features.curves import LearningCurve, learning_curve
-from onelayer.random_features.estimators import RandomFeatureAttention, RandomFeatureMLP, Regressor
 from onelayer.random_features.targets import Target, average_power
+
+if TYPE_CHECKING:
+    from onelayer.random_features.estimators import Regressor
 
 FIRST_PAPER = "arXiv 2307.11353"
 TEST_EXAMPLES = 2000
@@ -24,9 +26,9 @@ def model(
     """RFA, BRFA or, with as many trained parameters, RFMLP."""
     drawn = generator(seed, "model")
     if name == "rfmlp":
-        return RandomFeatureMLP(heads * (dim + 1), alpha=alpha, random_state=drawn)
+        return ol.RandomFeatureMLP(heads * (dim + 1), alpha=alpha, random_state=drawn)
     settings = {"bias": BIASES[name], "alpha": alpha, "random_state": drawn} | options
-    return RandomFeatureAttention(heads, **settings)
+    return ol.RandomFeatureAttention(heads, **settings)
 
 
 def curve(
@@ -37,7 +39,7 @@ def curve(
     seed: int,
     test_examples: int = TEST_EXAMPLES,
     noise: float = 0.0,
-) -> LearningCurve:
+) -> ol.LearningCurve:
     """Errors at all sizes and for all targets, on tokens uniform on the sphere.
 
     What is learned from has Gaussian noise of `noise` standard deviations of the target; what is
@@ -48,7 +50,7 @@ def curve(
     Y = np.stack([target(X) for target in targets], axis=1)
     spread = [noise * target.variance(keys) ** 0.5 for target in targets]
     noisy = Y[:n] + spread * generator(seed, "noise").standard_normal((n, len(targets)))
-    return learning_curve(estimator, X[:n], noisy, X[n:], Y[n:], sizes)
+    return ol.learning_curve(estimator, X[:n], noisy, X[n:], Y[n:], sizes)
 
 
 def sizes_up_to(largest: int, least: int = 16, per_octave: int = 2) -> list[int]:
@@ -82,12 +84,12 @@ def reached(size: float) -> float | None:
     return float(size) if np.isfinite(size) else None
 
 
-def last_errors(curve: LearningCurve, names: Iterable[str]) -> dict[str, float]:
+def last_errors(curve: ol.LearningCurve, names: Iterable[str]) -> dict[str, float]:
     """By name, the error on every target with the most examples."""
     return dict(zip(names, map(float, curve.test_error[-1]), strict=True))
 
 
-def needed(curve: LearningCurve, targets: Sequence[Target], error: float) -> dict[str, Any]:
+def needed(curve: ol.LearningCurve, targets: Sequence[Target], error: float) -> dict[str, Any]:
     """By the name of the target, the examples needed for an error; None where not reached."""
     sizes = map(reached, curve.samples_needed(error))
     return dict(zip([target.name for target in targets], sizes, strict=True))
