@@ -359,3 +359,45 @@ def test_a_cluster_without_limits_of_memory_keeps_nothing(cluster, monkeypatch):
     monkeypatch.setattr(cluster, "scheduler_info", lambda n_workers: {"workers": workers})
     assert kept(held, size=401) is held
     assert kept(held, size=400) is not held
+
+
+# Nothing is held for nobody
+
+
+def failing_once(value, marker):
+    if not Path(marker).exists():
+        Path(marker).touch()
+        raise RuntimeError("once")
+    return value
+
+
+@pytest.mark.parametrize("take", [chunks.gathered, lambda one: chunks.merged(one, operator.add)])
+def test_what_has_failed_is_computed_again_when_it_is_asked_for_again(cluster, tmp_path, take):
+    from dask import delayed
+
+    once = delayed(failing_once, pure=True)
+    values = tuple(once(i, str(tmp_path / f"tried-{i}")) for i in range(4))
+    for i in range(1, 4):
+        (tmp_path / f"tried-{i}").touch()
+    there = OnCluster(values, cluster)
+    held = []
+    with pytest.raises(RuntimeError, match="once") as raised:
+        take(there)
+    held.append(raised)  # an error that somebody keeps holds no values
+    assert take(there) in ([0, 1, 2, 3], 6)
+
+
+def test_an_interruption_leaves_nothing_to_do(cluster):
+    from dask import delayed
+
+    def interrupted(_share):
+        raise KeyboardInterrupt
+
+    slow = delayed(time.sleep, pure=False)
+    there = OnCluster((delayed(abs)(-1), *(slow(0.3) for _ in range(40))), cluster)
+    with pytest.raises(KeyboardInterrupt):
+        chunks.merged(there, operator.add, interrupted)
+    deadline = time.time() + 10
+    while any(cluster.processing().values()) and time.time() < deadline:
+        time.sleep(0.1)
+    assert not any(cluster.processing().values())

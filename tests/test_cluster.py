@@ -1,4 +1,5 @@
 import sys
+import time
 
 import pytest
 
@@ -84,3 +85,13 @@ def test_a_cluster_without_dask_is_told(monkeypatch):
     )
     with pytest.raises(ImportError, match=f"^{message}$"):
         clusters.connect("tcp://x:1")
+
+
+@pytest.mark.parametrize("address", ["nonsense", ""])
+def test_an_address_without_a_port_is_refused_at_once(address):
+    started = time.monotonic()
+    with pytest.raises(
+        OSError, match=f"no Dask scheduler answers at {address}: missing port number"
+    ):
+        clusters.connect(address)
+    assert time.monotonic() - started < 1

@@ -164,3 +164,24 @@ def test_arrays_of_a_file_are_a_source(path):
     found = source({"X": lazy["X"], "mask": lazy["mask"]})
     total = merged(each(lambda chunk: chunk.arrays[1].sum(axis=0), found.chunks), operator.add)
     np.testing.assert_array_equal(total, ARRAYS["mask"].sum(axis=0))
+
+
+def test_what_changes_after_it_was_opened_is_told(tmp_path):
+    folder = tmp_path / "folder"
+    write(folder, {"X": np.ones((6, 2)), "Y": np.ones((6, 2))})
+    found = files.dask_arrays(folder)
+    np.save(folder / "Y.npy", np.ones((4, 2)))
+    with pytest.raises(OSError, match=r"Y of .*folder now has shape \(4, 2\) on .*, expected sha"):
+        found["Y"].compute()
+    (folder / "Y.npy").unlink()
+    with pytest.raises(OSError, match=r"Y of .* is gone on .*, expected shape \(6, 2\) as when it"):
+        found["Y"].compute()
+    np.testing.assert_array_equal(found["X"].compute(), np.ones((6, 2)))
+
+
+def test_a_file_that_is_no_group_of_arrays_is_refused(tmp_path):
+    np.save(tmp_path / "X.npy", np.ones(3))
+    with pytest.raises(
+        ValueError, match=r"X.npy is a file, expected a folder of .npy files, .zarr"
+    ):
+        files.dask_arrays(tmp_path / "X.npy")

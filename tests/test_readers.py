@@ -420,3 +420,37 @@ def test_a_worker_that_dies_while_it_reads_changes_nothing(da, cluster, tmp_path
     assert marker.exists()
     np.testing.assert_array_equal(*totals)
     cluster.wait_for_workers(2, timeout=30)
+
+
+def test_a_function_may_fill_one_buffer_again_and_again():
+    buffer = np.empty((2, 3))
+
+    def refilled():
+        for i in range(3):
+            buffer[:] = i
+            yield buffer
+
+    found = sources.source({"X": refilled})
+    parts = gathered(found.chunks)
+    assert [float(part.arrays[0][0, 0]) for part in parts] == [0.0, 1.0, 2.0]
+
+
+def test_what_has_a_length_may_be_gone_through_block_by_block():
+    data = pytest.importorskip("torch.utils.data")
+    torch = pytest.importorskip("torch")
+    loader = data.DataLoader(torch.arange(12.0).reshape(6, 2), batch_size=4)
+    found = sources.source({"X": loader})
+    assert len(found) == 6
+    np.testing.assert_array_equal(found.rows(np.array([5]))[0], [[10.0, 11.0]])
+
+
+def test_a_function_that_returns_an_array_is_refused():
+    message = "X is a function that returns ndarray, expected an iterator over blocks of examples"
+    with pytest.raises(TypeError, match=message):
+        sources.source({"X": lambda: np.eye(3)})
+
+
+def test_blocks_of_a_function_are_in_memory():
+    da = pytest.importorskip("dask.array")
+    with pytest.raises(TypeError, match="block 0 of X is a Dask array, expected an array in mem"):
+        sources.source({"X": lambda: [da.ones((4, 2))]})

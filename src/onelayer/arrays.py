@@ -34,12 +34,19 @@ def namespace(*arrays: Array) -> ModuleType:
 
 def as_array(value: Any, name: str) -> Array:
     """`value` as an array of its own backend; lists and the like become numpy arrays."""
+    refuse_masked(value, name)
     if array_api_compat.is_array_api_obj(value):
         return value
     try:
         return np.asarray(value)
     except ValueError as error:
         raise ValueError(f"{name} is a ragged sequence, expected a rectangular array") from error
+
+
+def refuse_masked(value: Any, name: str) -> None:
+    """Refuse arrays of numpy with entries that are missing: what they hide would count."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, expected a plain one")
 
 
 def as_real(value: Any, name: str) -> Array:
@@ -335,6 +342,11 @@ def relu(array: Array) -> Array:
     if array_api_compat.is_torch_array(array):
         return array.clamp_(min=0)
     return namespace(array).maximum(array, zeros((), array))
+
+
+def copied(array: Array) -> Array:
+    """The same numbers in memory of their own."""
+    return namespace(array).asarray(array, copy=True)
 
 
 def contiguous(array: Array) -> Array:

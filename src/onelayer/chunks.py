@@ -22,7 +22,9 @@ at work on a machine as its workers have threads.
 from __future__ import annotations
 
 import pickle
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial, reduce
 from typing import Any, TypeAlias
@@ -319,9 +321,26 @@ def _merged_there(chunks: OnCluster, merge: Callable[[Any, Any], Any], told: Tol
         level = [merge_all(shared, part) for part in parts]
     total, *values = chunks.client.compute([*level, *chunks.values])
     finished = _finished(values)
-    del values
-    _tell(finished, len(chunks), told)
-    return _released(total.result())
+    with _letting_go([total, *values]):
+        del values
+        _tell(finished, len(chunks), told)
+        return _released(total.result())
+
+
+@contextmanager
+def _letting_go(futures: Sequence[Any]) -> Iterator[None]:
+    """Those of the futures that are still held are released at the end, whatever it is.
+
+    Else an error would keep them, by its traceback: asked again, the cluster would give the same
+    error without a look, and after an interruption it would go on computing for nobody.
+    """
+    watched = [weakref.ref(future) for future in futures]
+    del futures
+    try:
+        yield
+    finally:
+        for future in filter(None, (reference() for reference in watched)):
+            future.release()
 
 
 def _merge_all(merge: _Held, values: Sequence[Any]) -> _Held:
@@ -330,8 +349,9 @@ def _merge_all(merge: _Held, values: Sequence[Any]) -> _Held:
 
 def _gathered_there(chunks: OnCluster, told: Told) -> list[Any]:
     futures = chunks.client.compute(list(chunks.values))
-    _tell(_finished(futures), len(chunks), told)
-    return list(map(_released, chunks.client.gather(futures)))
+    with _letting_go(futures):
+        _tell(_finished(futures), len(chunks), told)
+        return list(map(_released, chunks.client.gather(futures)))
 
 
 def _finished(futures: Sequence[Any]) -> Iterator[Any]:

@@ -14,12 +14,16 @@ def connect(address: str) -> Any:
     """A client of the cluster at an address such as tcp://scheduler:8786, which has workers."""
     try:
         from distributed import Client
+        from distributed.comm.addressing import parse_address, parse_host_port
     except ImportError as error:
         raise ImportError(
             "a cluster needs dask and distributed, which are not installed: "
             "pip install 'onelayer[cluster]'"
         ) from error
     try:
+        protocol, location = parse_address(address)
+        if protocol in ("tcp", "tls"):  # a client without a port would be hard to end
+            parse_host_port(location)
         # One that is the default from the start remains so if nobody answers, and all fails then.
         client = Client(address, timeout=_PATIENCE, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:

@@ -68,12 +68,20 @@ class _InFile:
         return len(self.shape)
 
     def __getitem__(self, part: tuple[slice, ...]) -> np.ndarray[Any, Any]:
-        with _opened(self.path) as found:
-            return np.array(found[self.name][part])
+        with _opened(self.path, self.name) as found:
+            array = found.get(self.name)
+            if array is None or tuple(array.shape) != tuple(self.shape):
+                state = "is gone" if array is None else f"now has shape {tuple(array.shape)}"
+                raise OSError(
+                    f"{self.name} of {self.path} {state} on {platform.node()}, "
+                    f"expected shape {tuple(self.shape)} as when it was opened"
+                )
+            return np.array(array[part])
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Mapping[str, Any]]:
+def _opened(path: Path, only: str = "*") -> Iterator[Mapping[str, Any]]:
+    """The arrays of a file by their names; of a folder those that are asked for."""
     if not path.exists():  # Zarr would read zeros
         raise FileNotFoundError(f"no such file or directory on {platform.node()}: {path}")
     if path.suffix in HDF5:
@@ -82,8 +90,10 @@ def _opened(path: Path) -> Iterator[Mapping[str, Any]]:
             yield {name: one for name, one in file.items() if isinstance(one, h5py.Dataset)}
     elif path.suffix == ZARR:
         yield _zarr_arrays(path)
+    elif path.is_dir():
+        yield {file.stem: open_npy(file) for file in sorted(path.glob(f"{only}.npy"))}
     else:
-        yield {file.stem: open_npy(file) for file in sorted(path.glob("*.npy"))}
+        raise ValueError(f"{path} is a file, expected a folder of .npy files, .zarr, .h5 or .hdf5")
 
 
 def _hdf5_file(h5py: Any, path: Path) -> Any:

@@ -37,7 +37,7 @@ def is_function(value: Any) -> bool:
     """Whether blocks of examples are to be had by a call, or by going through the value anew."""
     if arrays.is_array(value) or isinstance(value, type | list | tuple | str | Iterator):
         return False
-    if any(hasattr(value, name) for name in ("__len__", "__array__", "shape")):
+    if any(hasattr(value, name) for name in ("__getitem__", "__array__", "shape")):
         return False
     return callable(value) or isinstance(value, Iterable)
 
@@ -175,16 +175,21 @@ def _first_of(chunk: Chunk) -> tuple[Array, ...]:
 
 
 def _asked(function: Any, name: str) -> Iterator[Array]:
-    """The blocks of one pass, as arrays of one shape but for the first axis."""
+    """The blocks of one pass, as arrays of one shape but for the first axis.
+
+    They are copied: whoever gives them may fill one buffer again and again.
+    """
     blocks = function() if callable(function) else iter(function)
-    if not isinstance(blocks, Iterable):
+    if arrays.is_array(blocks) or not isinstance(blocks, Iterable):
         raise TypeError(
             f"{name} is a function that returns {type(blocks).__name__}, "
             "expected an iterator over blocks of examples"
         )
     shape: tuple[int, ...] | None = None
     for i, block in enumerate(blocks):
-        array = plain(block, f"block {i} of {name}")
+        if is_dask(block):
+            raise TypeError(f"block {i} of {name} is a Dask array, expected an array in memory")
+        array = arrays.copied(plain(block, f"block {i} of {name}"))
         shape = tuple(array.shape[1:]) if shape is None else shape
         if tuple(array.shape[1:]) != shape:
             raise ValueError(

@@ -479,3 +479,33 @@ def test_chunks_are_told_of(request, kind):
     assert told.count("part") == 2 * blocks[50] + (1 + 3) + blocks[90]
     stages = [name for name in told if name != "part"]
     assert stages == ["left out", "Gram matrix", "left out", "learning curve"]
+
+
+def halved(array):
+    """A Dask array that is wrong about the number of its rows, as after a filter."""
+    da = pytest.importorskip("dask.array")
+    meta = np.empty((0,) * array.ndim)
+    return da.map_blocks(lambda block: block[::2], places.in_dask(array), dtype=float, meta=meta)
+
+
+def test_chunks_that_are_not_as_long_as_they_say_are_refused():
+    message = "X has a chunk of 7 rows at example 0, expected 13 as it says itself"
+    with pytest.raises(ValueError, match=message):
+        attention().fit(halved(X), halved(Y))
+    with pytest.raises(ValueError, match="y has a chunk of 7 rows at example 0, expected 13"):
+        attention().fit(places.in_dask(X), halved(Y))
+    with pytest.raises(ValueError, match="X_test has a chunk of 7 rows at example 0, expected 13"):
+        ol.learning_curve(attention(), X, Y, halved(X), halved(Y), [50])
+
+
+@pytest.mark.parametrize("by", [places.by_function, places.in_dask])
+def test_scores_without_any_weight_are_refused(by):
+    model = attention().fit(X, Y)
+    with pytest.raises(ValueError, match="sample_weight is zero throughout, expected a positive w"):
+        model.score(by(X), by(Y), sample_weight=np.zeros(len(X)))
+
+
+def test_targets_that_are_masked_are_refused():
+    masked = np.ma.array(Y, mask=Y > 0)
+    with pytest.raises(TypeError, match="y is a masked array, expected a plain one"):
+        attention().fit(X, masked)

@@ -277,3 +277,12 @@ def test_a_listener_hears_of_every_row(request, kind):
     assert heard == found.trace
     assert heard[0].stage == "start, few examples"
     assert heard[-1].examples == 128
+
+
+@pytest.mark.parametrize("name", ["X", "Y"])
+def test_masked_arrays_are_refused(name):
+    job = solved("plain")
+    given = {"X": job.X, "Y": job.Y}
+    given[name] = np.ma.array(given[name], mask=given[name] > 1)
+    with pytest.raises(TypeError, match=f"{name} is a masked array, expected a plain one"):
+        recover(**given, heads=2)

@@ -17,7 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from onelayer import arrays, chunks, sources
 from onelayer.arrays import Array
-from onelayer.chunks import Chunk, OnCluster
+from onelayer.chunks import Chunk, InMemory, OnCluster
 from onelayer.random_features import sets as sets_module
 from onelayer.random_features import validation
 from onelayer.random_features.sets import Sets
@@ -42,6 +42,16 @@ class Reader:
     def y_name(self) -> str:
         """The name of the targets of examples of this name."""
         return self.name.replace("X", "y")
+
+    def check_length(self, chunk: Chunk, expected: int) -> None:
+        """Refuse other than so many examples: a Dask array may be wrong about its chunks."""
+        names = (self.name, "mask", self.y_name, "sample_weight")
+        for name, array in zip(names, chunk.arrays, strict=True):
+            if array is not None and array.shape[0] != expected:
+                raise ValueError(
+                    f"{name} has a chunk of {array.shape[0]} rows at example {chunk.start}, "
+                    f"expected {expected} as it says itself"
+                )
 
     def sets(self, chunk: Chunk) -> Sets:
         """The examples of a chunk, checked."""
@@ -109,7 +119,9 @@ class Given:
 
     def look(self) -> Seen:
         """One way through all chunks, which refuses what is wrong with any of them."""
-        found: Seen = chunks.merged(chunks.each(_look, self.source.chunks, self.reader), _both)
+        lengths = InMemory(tuple(int(length) for length in np.diff(self.source.starts)))
+        seen = chunks.each(_look, self.source.chunks, self.reader, lengths)
+        found: Seen = chunks.merged(seen, _both)
         if found.objection is not None:
             raise found.objection
         validation.check_some_weight(found.largest_weight)
@@ -164,8 +176,9 @@ def _answer(reader: Reader, work: Answer, chunk: Chunk) -> Array:
     return work(reader.sets(chunk))
 
 
-def _look(chunk: Chunk, reader: Reader) -> Seen:
+def _look(chunk: Chunk, reader: Reader, length: int) -> Seen:
     try:
+        reader.check_length(chunk, length)
         sets = reader.sets(chunk)
         weights = reader.weights(chunk, sets)
         seen = Seen(None) if weights is None else Seen(None, arrays.largest(weights))

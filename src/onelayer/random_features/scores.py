@@ -66,6 +66,7 @@ def r_squared(given: Given, predict: Answer) -> float:
     """The coefficient of determination, the mean over all targets, as scikit-learn's `r2_score`."""
     errors = chunks.each(_errors, given.reader, given.source.chunks, predict)
     found = chunks.merged(errors, operator.add)
+    validation.check_some_weight(found.spread.weight)
     unexplained, total = found.squares, found.spread.squares
     constant = np.where(unexplained > 0, 0.0, 1.0)  # nothing to explain: all or nothing
     explained = 1.0 - unexplained / np.where(total > 0, total, 1.0)
@@ -76,6 +77,7 @@ def accuracy(given: Given, predict: Answer) -> float:
     """The share of right labels."""
     rights = chunks.each(_rights, given.reader, given.source.chunks, predict)
     right, weight = chunks.merged(rights, operator.add)
+    validation.check_some_weight(weight)
     return float(right / weight)
 
 

@@ -89,6 +89,7 @@ def check_same_place(estimator: Any, method: str, examples: Sets, fitted: Array)
 def as_targets(y: Any, examples: Sets, name: str = "y") -> Array:
     """y (n,) or (n, t) in float64, in the namespace of the examples."""
     refuse_none(y, name)
+    arrays.refuse_masked(y, name)
     if arrays.is_foreign(y):
         targets = arrays.as_real(y, name)
     else:
