@@ -25,7 +25,7 @@ lab: .venv/lab   ## measure all claims of both papers and write the report (abou
 
 # Two processes with one thread each: most tests are too small for threads to share them well.
 test: .venv/dev   ## run the tests and the examples in docstrings
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
 lint: .venv/dev   ## check style, format and types
 	$(BIN)/ruff check .

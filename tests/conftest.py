@@ -15,6 +15,26 @@ import pytest
 hypothesis.settings.register_profile("onelayer", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.load_profile("onelayer")
 
+# Of two processes that run tests one runs all of these: they share a cluster, and what is computed
+# once for all places.
+WITH_A_CLUSTER = {
+    "test_chunks.py",
+    "test_cli_cluster.py",
+    "test_elsewhere.py",
+    "test_elsewhere_door.py",
+    "test_files.py",
+    "test_readers.py",
+    "test_sources.py",
+    "test_spread.py",
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.name in WITH_A_CLUSTER:
+            item.add_marker(pytest.mark.xdist_group("cluster"))
+
+
 BACKENDS = ["numpy", "torch", "array_api_strict"]
 
 
@@ -34,7 +54,11 @@ def local_cluster(tmp_path_factory, request):
     They inherit the path of this process, by which they find the functions of test files.
     """
     distributed = pytest.importorskip("distributed")
-    with pytest.MonkeyPatch.context() as patch:
+    import dask
+
+    # Workers look at their own stacks a hundred times a second otherwise, busy or not.
+    quiet = {"distributed.worker.profile.enabled": False}
+    with pytest.MonkeyPatch.context() as patch, dask.config.set(quiet):
         patch.syspath_prepend(request.config.rootpath)
         with distributed.LocalCluster(
             n_workers=2,

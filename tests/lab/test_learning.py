@@ -51,7 +51,7 @@ def test_noise_is_in_what_is_learned_from_alone():
 def test_noise_is_relative_to_the_target(monkeypatch, noise):
     learned = {}
     monkeypatch.setattr(
-        learning, "learning_curve", lambda model, X, Y, *rest: learned.update({len(X): (X, Y)})
+        learning.ol, "learning_curve", lambda model, X, Y, *rest: learned.update({len(X): (X, Y)})
     )
     learning.curve(learning.model("rfa", 2, 3, 0), CHOSEN, 4, [20_000], seed=0, noise=noise)
     X, Y = learned[20_000]

@@ -51,7 +51,7 @@ def test_places_are_what_they_are_called(put):
 
 
 SLOW_ON_CLUSTER = ("steps", "heads", "noise")  # for thousands of passes
-WITH_ALL_JOBS = ("memory", "function", "torch")
+WITH_ALL_JOBS = ("function", "torch")
 
 
 def jobs(place):
@@ -116,6 +116,7 @@ def test_examples_that_would_not_fit_in_memory_are_sculpted(put, monkeypatch):
     assert_same(replace(found, trace=found.trace[1:]), job.expected)
 
 
+@in_few_places
 @pytest.mark.parametrize("kept", [True, False])
 def test_results_repeat_to_the_last_bit(put, monkeypatch, kept):
     job = solved("few steps")
@@ -354,12 +355,12 @@ for method in ("sculpt", "refine"):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are read from /proc")
 def test_memory_is_bounded_whatever_the_size_of_the_files(tmp_path):
-    n = 300_000
+    n = 200_000
     layer = AttentionLayer.random(heads=1, dim=8, seed=0)
     X = inputs.gaussian(n, 2, 8)
     for name, array in (("X", X), ("Y", layer(X))):
         np.save(tmp_path / f"{name}.npy", array)
-    assert X.nbytes > 36 * 2**20
+    assert X.nbytes > 24 * 2**20
     command = [sys.executable, "-c", SCRIPT, *(str(tmp_path / f"{name}.npy") for name in "XY")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
@@ -367,4 +368,4 @@ def test_memory_is_bounded_whatever_the_size_of_the_files(tmp_path):
     assert sculpted[:2] == ["True", "3000"]
     assert refined[:2] == ["True", str(n - 2000)]
     for *_, grown in (sculpted, refined):
-        assert float(grown) < 25  # megabytes, of 73 in the files
+        assert float(grown) < 25  # megabytes, of 49 in the files
