@@ -36,6 +36,11 @@ class Source:
     def __len__(self) -> int:
         return int(self.starts[-1] - self.starts[0])
 
+    @property
+    def lengths(self) -> InMemory:
+        """How many examples each of the chunks is to have."""
+        return InMemory(tuple(int(length) for length in np.diff(self.starts)))
+
     def between(self, start: int, stop: int) -> Source:
         """The examples at positions of a range; they keep their positions."""
         if (start, stop) == (self.starts[0], self.starts[-1]):

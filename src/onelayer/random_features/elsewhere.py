@@ -17,7 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from onelayer import arrays, chunks, sources
 from onelayer.arrays import Array
-from onelayer.chunks import Chunk, InMemory, OnCluster
+from onelayer.chunks import Chunk, OnCluster
 from onelayer.random_features import sets as sets_module
 from onelayer.random_features import validation
 from onelayer.random_features.sets import Sets
@@ -119,8 +119,7 @@ class Given:
 
     def look(self) -> Seen:
         """One way through all chunks, which refuses what is wrong with any of them."""
-        lengths = InMemory(tuple(int(length) for length in np.diff(self.source.starts)))
-        seen = chunks.each(_look, self.source.chunks, self.reader, lengths)
+        seen = chunks.each(_look, self.source.chunks, self.reader, self.source.lengths)
         found: Seen = chunks.merged(seen, _both)
         if found.objection is not None:
             raise found.objection

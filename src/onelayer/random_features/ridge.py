@@ -81,7 +81,7 @@ def _paired(coefficients: list[Array], alphas: list[np.ndarray[Any, Any]]) -> li
 def _factor(matrix: Array, alpha: float) -> Array | None:
     """The lower factor of matrix + α; None where that is singular to working precision."""
     xp = arrays.namespace(matrix)
-    shifted = xp.asarray(matrix, copy=True)
+    shifted = arrays.copied(matrix)
     arrays.add_to_diagonal(shifted, alpha)
     lower = arrays.cholesky(shifted)
     if lower is None:

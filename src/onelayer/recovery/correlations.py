@@ -78,11 +78,12 @@ def span(cut: Cut, count: int, rng: np.random.Generator, rows: Chunks | None = N
     `rows` are tuples of arrays (n·k, e), block by block, such as what a fit leaves over.
     """
     rows = _not_linear(cut) if rows is None else rows
-    sizes = merged(each(_sizes, cut.chunks), max)  # (p, e), the same everywhere
-    numbers = sizes[0] + cut.dim + cut.tokens + sizes[1]
+    sample = merged(each(_sample, cut.chunks), _first)
+    query_dim, out_dim = sample.shape
+    numbers = query_dim + cut.dim + cut.tokens + out_dim
     parts = cut.kept(each(_parts, cut.chunks, rows), numbers, 4)
-    spread = min(count + _SPARE, cut.dim * min(sizes))  # there are no more directions
-    against = merged(each(_drawn, parts, rng.standard_normal((spread * cut.dim, sizes[1]))), _first)
+    spread = min(count + _SPARE, cut.dim * min(sample.shape))  # there are no more directions
+    against = arrays.like(rng.standard_normal((spread * cut.dim, out_dim)), sample)
     with arrays.rough_products(against):
         for _ in range(_ROUNDS):
             against = _orthonormal(against, spread)
@@ -186,17 +187,14 @@ def _others(block: Block) -> Array:
     return attention.weights(block.queries, block.keys, zero, allowed)
 
 
-def _drawn(parts: Sequence[_Part], numbers: np.ndarray[Any, Any]) -> Array:
-    """Numbers drawn in numpy, as an array like those of the parts."""
-    return arrays.like(numbers, parts[0].rows)
+def _sample(blocks: Sequence[Block]) -> Array:
+    """Zeros (p, e) of the kind in which products are, the same for all chunks."""
+    shape = int(blocks[0].queries.shape[2]), int(blocks[0].outputs.shape[1])
+    return arrays.zeros(shape, arrays.single(blocks[0].outputs[:0, :]))
 
 
 def _first(one: Array, _other: Array) -> Array:
     return one
-
-
-def _sizes(blocks: Sequence[Block]) -> tuple[int, int]:
-    return int(blocks[0].queries.shape[2]), int(blocks[0].outputs.shape[1])
 
 
 # What is not linear in the tokens
@@ -207,7 +205,7 @@ def _not_linear(cut: Cut) -> Chunks:
     total = merged(each(_linear_sums, cut.chunks), operator.add)
     xp = arrays.namespace(total)
     features = 2 * cut.dim + 1
-    gram = xp.asarray(total[:features, :features], copy=True)
+    gram = arrays.copied(total[:features, :features])
     arrays.add_to_diagonal(gram, _RIDGE * float(xp.linalg.trace(gram)) / features or 1.0)
     weights = xp.linalg.solve(gram, total[:features, features:])
     left: Chunks = each(_less_linear, cut.chunks, weights)

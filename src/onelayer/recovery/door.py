@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from onelayer import arrays, checks, chunks, sources
 from onelayer.arrays import Array
-from onelayer.chunks import InMemory, OnCluster, Told, untold
+from onelayer.chunks import OnCluster, Told, untold
 from onelayer.recovery.problem import counted
 from onelayer.sources import Chunk, Source
 
@@ -90,8 +88,7 @@ def _elsewhere(X: Any, Y: Any, mask: Any, device: str | None, told: Told) -> Giv
             f"device={device!r} was asked for, but the examples are on a Dask cluster, "
             "expected device=None: its workers compute where they are"
         )
-    lengths = InMemory(tuple(int(length) for length in np.diff(source.starts)))
-    checked = chunks.each(_checked, source.chunks, lengths, source.samples[:2])
+    checked = chunks.each(_checked, source.chunks, source.lengths, source.samples[:2])
     found = chunks.merged(chunks.each(_look, checked), _Look.beside, told)
     for bad, name in zip(found.bad, ("X", "Y"), strict=True):
         arrays.refuse_infinite(bad, name)
