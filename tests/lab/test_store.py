@@ -134,6 +134,14 @@ def test_a_file_that_is_not_there_is_not_made_by_reading(store):
     assert not store.path.exists()
 
 
+def test_a_file_that_a_run_is_about_to_fill_has_nothing_in_it(store):
+    store.path.touch()
+    assert (store.records(), store.last_runs(), store.finished(["a"])) == ([], {}, {})
+    assert store.path.read_bytes() == b""
+    store.record(record("a"))
+    assert store.finished(["a"]) == {"a": "done"}
+
+
 def test_another_file_is_refused(store):
     store.path.write_text("not a database, " * 100)
     for call in (store.records, store.last_runs, lambda: store.take("a")):

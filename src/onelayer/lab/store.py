@@ -204,14 +204,21 @@ def _patiently(file: sqlite3.Connection, statement: str) -> None:
 
 
 def _check(file: sqlite3.Connection, path: Path, create: bool) -> None:
-    """Make the tables of a new file; refuse one that another program, or another version, made."""
+    """Make the tables of a new file; refuse one that another program, or another version, made.
+
+    To a reader a new file, which a run is about to fill, has tables of its own with nothing in
+    them, that nobody else sees.
+    """
     (application,), (schema,) = (
         file.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
     )
     empty = file.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
-    if create and empty and application in (0, _APPLICATION):
-        for statement in _TABLES.split(";"):
+    if empty and application in (0, _APPLICATION):
+        tables = _TABLES if create else _TABLES.replace("CREATE", "CREATE TEMPORARY")
+        for statement in tables.split(";"):
             file.execute(statement)
+        if not create:
+            return
         file.execute(f"PRAGMA application_id = {_APPLICATION}")
         file.execute(f"PRAGMA user_version = {_SCHEMA}")
     elif application != _APPLICATION:
