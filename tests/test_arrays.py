@@ -532,3 +532,19 @@ def test_products_may_be_rough_while_a_context_lasts_on_a_gpu(monkeypatch):
     with arrays.rough_products(torch.zeros(1)):
         assert getattr(settings, name) in ("tf32", True)
     assert getattr(settings, name) == before
+
+
+# Inverses
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 20])
+@pytest.mark.parametrize("definite", [True, False])
+def test_inverse_of_a_symmetric_matrix(xp_array, size, definite):
+    rng = np.random.default_rng(size)
+    root = rng.standard_normal((size, size + 3))
+    matrix = root @ root.T
+    if not definite:
+        matrix -= 2 * np.trace(matrix) / size * np.eye(size)
+    found = arrays.to_numpy(arrays.inverse(xp_array(matrix.copy())))
+    np.testing.assert_allclose(found @ matrix, np.eye(size), atol=1e-9)
+    np.testing.assert_allclose(found, found.T, atol=1e-12 * abs(found).max())

@@ -432,6 +432,24 @@ def cholesky(matrix: Array) -> Array | None:
     return factor if math.isfinite(factor[-1, -1]) else None  # not every backend raises
 
 
+def inverse(matrix: Array) -> Array:
+    """The inverse of a symmetric matrix; for numpy in its memory and by its Cholesky factor."""
+    if not array_api_compat.is_numpy_array(matrix):
+        return namespace(matrix).linalg.inv(matrix)
+    diagonal = matrix.diagonal().copy()
+    factor = cholesky(matrix)
+    if factor is None:  # what is above the diagonal is still there
+        np.einsum("ii->i", matrix)[:] = diagonal
+        return np.linalg.inv(np.triu(matrix) + np.triu(matrix, k=1).T)
+    (potri,) = get_lapack_funcs(("potri",), (matrix,))
+    upper, _ = potri(factor.T, lower=0, overwrite_c=1)
+    inverted: Array = upper.T
+    for strip in _strips(len(inverted)):  # what is above the diagonal is what is below it
+        inverted[: strip.start, strip] = inverted[strip, : strip.start].T
+        inverted[strip, strip] = mirrored(inverted[strip, strip])
+    return inverted
+
+
 def solve_lower(lower: Array, right: Array, transposed: bool = False) -> Array:
     """lower⁻¹ right, or lower⁻ᵀ right; only the triangle on and below the diagonal is read."""
     xp = namespace(lower)

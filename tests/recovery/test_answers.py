@@ -1,5 +1,7 @@
 """How strongly outputs answer to single heads, against loops over rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import oracles
 import pytest
@@ -52,9 +54,21 @@ def test_answers_are_those_of_single_heads(xp_array, variant):
     dim = case.X.shape[2]
     values, vectors = np.linalg.eigh(expected)
     mean = values.mean(axis=1, keepdims=True)
-    values = np.maximum(values, 1e-3 * mean + (1e-12 * mean.max() or 1.0))
+    if mean.max() == 0:  # one token: outputs answer to nothing
+        assert answer is None
+        return
+    values = np.maximum(values, 1e-3 * mean)
     matrices = (vectors * values[:, None, :]) @ vectors.transpose(0, 2, 1)
     there = attention.stack(attention.unstack(direction, dim) @ matrices)
     found = answer.times(like(direction, fit.stacked), 1.0)
     assert_close(found, there, 1e-4)
     assert_close(answer.times(found, -1.0), direction, 1e-6)
+
+
+def test_there_is_no_answer_of_an_idle_head():
+    case = random_case(2, n=40, tokens=3, heads=2)
+    fit = case.fit()
+    assert answers.answer(fit) is not None
+    weights = fit.weights.copy()
+    weights[case.X.shape[2] :] *= 1e-5
+    assert answers.answer(replace(fit, weights=weights)) is None

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from onelayer import AttentionLayer, inputs
-from onelayer.recovery import certificate, lowrank, reduced
+from onelayer.recovery import certificate, derivatives, lowrank
 
 DELTA = 0.05
 
@@ -33,7 +33,7 @@ def singular_values(case, rank=None):
     values, vectors = np.linalg.eigh(projector)
     basis = vectors[:, values > 0.5]
     start = np.random.default_rng(0).standard_normal(fit.stacked.shape)
-    scale = certificate._head_scales(reduced.jacobian(fit), tangent.project(start), dim)
+    scale = certificate._head_scales(derivatives.jacobian(fit), tangent.project(start), dim)
     units = np.broadcast_to(1 / scale, fit.stacked.shape).ravel()
     return np.linalg.svd((J * units) @ basis)[1]
 
@@ -43,7 +43,7 @@ def test_heads_are_compared_by_how_strongly_the_outputs_answer_to_them():
     fit = case.fit()
     dim = case.X.shape[2]
     start = np.random.default_rng(1).standard_normal(fit.stacked.shape)
-    scale = certificate._head_scales(reduced.jacobian(fit), start, dim)[0]
+    scale = certificate._head_scales(derivatives.jacobian(fit), start, dim)[0]
     answers = []
     for head in range(fit.heads):
         alone = np.zeros_like(start)

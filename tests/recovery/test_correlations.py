@@ -169,10 +169,10 @@ def test_large_problems_begin_where_correlations_say(xp_array, options):
     assert found.reason is Reason.EXACT
     assert found.layer.distance(layer).attention.max() < 1e-9
     stages = [row.stage for row in found.trace]
-    assert stages[:2] == ["correlations", "within the span"]
-    assert found.trace[0].note.startswith("singular values 1.00, ")
+    assert stages[:3] == ["plan", "correlations", "within the span"]
+    assert found.trace[1].note.startswith("singular values 1.00, ")
     last = [row.error for row in found.trace if row.stage == "within the span"][-1]
-    assert last < 0.9 * found.trace[1].error
+    assert last < 0.9 * found.trace[2].error
     assert "start, few examples" in stages
 
 
@@ -184,6 +184,17 @@ def test_stuck_heads_grow_where_residuals_say():
     assert found.reason is Reason.EXACT
     assert found.layer.heads == 2
     assert found.layer.distance(layer).attention.max() < 1e-9
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_noise_is_told_on_large_problems_too():
+    layer = AttentionLayer.random(heads=2, dim=6, scale=2.0, rank=1, seed=0)
+    X = inputs.boolean(1500, 4, 6, seed=1)
+    noise = 1e-5 * np.random.default_rng(5).standard_normal((1500, 4, 6))
+    found = recover(X, layer(X) + noise, heads=2, rank=1, method="refine")
+    assert found.reason is Reason.NOISE_FLOOR
+    assert found.layer.distance(layer).attention.max() < 1e-4
+    assert sum(row.products for row in found.trace) < 2000
 
 
 @pytest.mark.usefixtures("all_are_large")

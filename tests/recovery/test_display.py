@@ -38,6 +38,17 @@ def test_the_latest_step_is_shown(screen):
         assert part in text
 
 
+def test_what_is_expected_stays_in_sight(screen):
+    with display.live(screen) as listener:
+        listener(row(stage="plan", note="about 25 min"))
+        before = len(screen.file.getvalue())
+        listener(row(step=8))
+        listener.view.refresh()
+        text = screen.file.getvalue()[before:]
+    assert "about 25 min" in text
+    assert "grow 3" in text
+
+
 def test_nothing_is_left_when_it_is_over(screen):
     with display.live(screen) as listener:
         listener(row())

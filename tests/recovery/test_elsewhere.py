@@ -116,13 +116,13 @@ def test_examples_that_would_not_fit_in_memory_are_sculpted(put, monkeypatch):
     assert_same(replace(found, trace=found.trace[1:]), job.expected)
 
 
-@in_few_places
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(
+    ("put", "kept"), [("function", True), ("function", False), ("cluster", True)], indirect=["put"]
+)
 def test_results_repeat_to_the_last_bit(put, monkeypatch, kept):
     job = solved("few steps")
     if not kept:
         monkeypatch.setattr(chunks, "KEPT_BYTES", 1)
-        monkeypatch.setattr(chunks, "_CLUSTER_SHARE", 0.0)
     given = {"X": put(job.X), "Y": put(job.Y), "mask": put(job.mask)}
     first, second = (recover(**given, **job.options) for _ in range(2))
     assert bits(first.layer) == bits(second.layer)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from onelayer import AttentionLayer, attention, blocks
 from onelayer.arrays import like, namespace, to_numpy
-from onelayer.recovery import problem, reduced
+from onelayer.recovery import derivatives, problem, reduced
 
 
 def pose(xp_array, X, Y, mask=None, causal=False, bias=False):
@@ -212,8 +212,8 @@ def fit_with_padding(xp_array, tokens, outputs, causal=False):
     fit = reduced.fit(posed.cut(2), stacked)
     single = like(np.ones(tuple(stacked.shape), dtype=np.float32), stacked)
     xp = namespace(single)
-    product = reduced.jacobian(fit, single=True).normal(xp.astype(single, xp.float32))
-    return fit.loss, to_numpy(reduced.gradient(fit)), to_numpy(product), posed.output_scale
+    product = derivatives.jacobian(fit, single=True).normal(xp.astype(single, xp.float32))
+    return fit.loss, to_numpy(derivatives.gradient(fit)), to_numpy(product), posed.output_scale
 
 
 @pytest.mark.parametrize("causal", [False, True])

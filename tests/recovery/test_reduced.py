@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from onelayer.arrays import like, namespace, to_numpy
 from onelayer.chunks import InMemory, OneByOne
-from onelayer.recovery import reduced
+from onelayer.recovery import derivatives, reduced
 
 VARIANTS = [
     {},
@@ -31,7 +31,7 @@ def direction_for(fit, seed=0):
 
 def pushed(fit, direction, single=False):
     """J times a direction, all blocks below one another."""
-    moved = reduced.jacobian(fit, single=single).pushed(direction)
+    moved = derivatives.jacobian(fit, single=single).pushed(direction)
     return np.concatenate([to_numpy(part) for part in flat(moved)])
 
 
@@ -111,7 +111,7 @@ def test_pull_is_the_transpose_of_push(xp_array, case, seed):
     outputs = np.random.default_rng(seed).standard_normal(
         (case.X.shape[0] * case.X.shape[1], case.Y.shape[2])
     )
-    pulled = reduced.jacobian(fit).transposed(split(fit, outputs))
+    pulled = derivatives.jacobian(fit).transposed(split(fit, outputs))
     assert tuple(pulled.shape) == direction.shape
     there = np.sum(pushed(fit, array) * outputs)
     back = np.sum(direction * to_numpy(pulled))
@@ -128,14 +128,14 @@ def test_normal_product_is_the_dense_one(xp_array, variant):
     expected = (J.T @ (J @ direction.ravel())).reshape(direction.shape)
     # Looser where features coincide (one token): then the weights themselves are large.
     relative = 1e-9 if case.X.shape[1] > 1 else 1e-3
-    assert_close(reduced.jacobian(fit).normal(array), expected, relative)
+    assert_close(derivatives.jacobian(fit).normal(array), expected, relative)
     assert case.X.shape[1] == 1 or abs(expected).max() > 1e-2
 
 
 @given(case=small_cases(), seed=st.integers(0, 99))
 def test_normal_product_is_symmetric_and_not_negative(case, seed):
     fit = case.fit()
-    products = reduced.jacobian(fit)
+    products = derivatives.jacobian(fit)
     first, second = (direction_for(fit, s)[0] for s in (seed, seed + 1))
     images = products.normal(first), products.normal(second)
     scale = 1e-12 + np.linalg.norm(pushed(fit, first)) * np.linalg.norm(pushed(fit, second))
@@ -147,7 +147,7 @@ def test_normal_product_is_symmetric_and_not_negative(case, seed):
 def test_gradient_matches_finite_differences_of_the_reduced_loss(variant):
     case = random_case(3, n=12, **variant)
     fit = case.fit()
-    gradient = reduced.gradient(fit)
+    gradient = derivatives.gradient(fit)
     equations = case.equations
     step = 1e-4
     for seed in range(3):
@@ -160,7 +160,7 @@ def test_gradient_matches_finite_differences_of_the_reduced_loss(variant):
 @given(case=well_posed_cases())
 @settings(max_examples=10)
 def test_gradient_is_the_same_on_every_backend(xp_array, case):
-    assert_close(reduced.gradient(case.fit(xp_array)), reduced.gradient(case.fit()))
+    assert_close(derivatives.gradient(case.fit(xp_array)), derivatives.gradient(case.fit()))
 
 
 @pytest.mark.parametrize("variant", VARIANTS[:-1])
@@ -172,9 +172,9 @@ def test_size_of_the_blocks_does_not_matter(xp_array, variant, per_block):
     _, array = direction_for(whole)
     assert cut.loss == pytest.approx(whole.loss, rel=1e-12)
     assert_close(cut.weights, to_numpy(whole.weights))
-    assert_close(reduced.gradient(cut), to_numpy(reduced.gradient(whole)))
+    assert_close(derivatives.gradient(cut), to_numpy(derivatives.gradient(whole)))
     assert_close(pushed(cut, array), pushed(whole, array))
-    products = [reduced.jacobian(fit).normal(array) for fit in (whole, cut)]
+    products = [derivatives.jacobian(fit).normal(array) for fit in (whole, cut)]
     assert_close(products[1], to_numpy(products[0]))
     assert abs(to_numpy(products[0])).max() > 0
 
@@ -186,7 +186,7 @@ def same_with_less_room(xp_array, room, single):
     direction = like(direction_for(kept)[0], kept.stacked)
     if single:
         direction = namespace(direction).astype(direction, namespace(direction).float32)
-    products = [reduced.jacobian(fit, single=single) for fit in (kept, again)]
+    products = [derivatives.jacobian(fit, single=single) for fit in (kept, again)]
     first, second = (product.normal(direction) for product in products)
     assert second.dtype == direction.dtype
     within = 1e-5 if single else 1e-12
@@ -197,7 +197,7 @@ def same_with_less_room(xp_array, room, single):
     assert again.loss == kept.loss
     np.testing.assert_array_equal(to_numpy(again.weights), to_numpy(kept.weights))
     np.testing.assert_array_equal(
-        to_numpy(reduced.gradient(again)), to_numpy(reduced.gradient(kept))
+        to_numpy(derivatives.gradient(again)), to_numpy(derivatives.gradient(kept))
     )
     return again, products[1]
 
@@ -231,7 +231,7 @@ def test_some_is_kept_where_there_is_room_for_that_alone(xp_array):
 def test_squared_size_is_that_of_the_push(xp_array):
     fit = random_case(4, n=12).fit(xp_array, per_block=5)
     _, array = direction_for(fit)
-    size = reduced.jacobian(fit).squared_size(array)
+    size = derivatives.jacobian(fit).squared_size(array)
     assert size == pytest.approx(np.sum(pushed(fit, array) ** 2), rel=1e-10)
 
 
@@ -252,9 +252,9 @@ def test_single_precision_is_close_to_double(xp_array, variant):
     single = xp.astype(array, xp.float32)
     assert pushed(fit, single, single=True).dtype == np.float32
     assert_close(pushed(fit, single, single=True), pushed(fit, array), 1e-5)
-    product = reduced.jacobian(fit, single=True).normal(single)
+    product = derivatives.jacobian(fit, single=True).normal(single)
     assert product.dtype == xp.float32
-    assert_close(product, to_numpy(reduced.jacobian(fit).normal(array)), 1e-4)
+    assert_close(product, to_numpy(derivatives.jacobian(fit).normal(array)), 1e-4)
 
 
 # The cost of dropping a head
@@ -300,7 +300,7 @@ def test_equal_heads_fit_as_well_as_one_of_them(xp_array):
     assert fit.loss == pytest.approx(one.loss(), abs=1e-9)
     assert np.isfinite(to_numpy(fit.weights)).all()
     _, array = direction_for(fit)
-    assert np.isfinite(to_numpy(reduced.jacobian(fit).normal(array))).all()
+    assert np.isfinite(to_numpy(derivatives.jacobian(fit).normal(array))).all()
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -312,8 +312,8 @@ def test_tokens_that_are_all_zero_explain_nothing_but_a_bias(xp_array, bias):
     left = Y - Y.mean(axis=(0, 1)) * bias
     assert fit.loss == pytest.approx(float(np.mean(left**2)), rel=1e-9)
     _, array = direction_for(fit)
-    assert abs(to_numpy(reduced.jacobian(fit).normal(array))).max() == 0
-    assert abs(to_numpy(reduced.gradient(fit))).max() == 0
+    assert abs(to_numpy(derivatives.jacobian(fit).normal(array))).max() == 0
+    assert abs(to_numpy(derivatives.gradient(fit))).max() == 0
 
 
 def test_dropping_a_head_that_sees_only_zeros_costs_nothing(xp_array):
@@ -331,3 +331,20 @@ def test_one_token_attends_to_itself_whatever_the_attention(xp_array):
     moved = case.moved(direction, 1.0).fit(xp_array)
     assert moved.loss == pytest.approx(fit.loss, abs=1e-9)
     assert case.loss() == pytest.approx(fit.loss, abs=1e-9)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_fit_in_single_precision_is_close_to_one_in_double(xp_array, variant):
+    case = random_case(3, **{"n": 40, **variant})
+    fit, expected = (
+        reduced.fit(case.fit(xp_array).cut, case.fit(xp_array).stacked, single=single)
+        for single in (True, False)
+    )
+    assert fit.single
+    assert not expected.single
+    assert fit.error == pytest.approx(expected.error, rel=1e-4)
+    assert_close(fit.weights, to_numpy(expected.weights), 1e-3)
+    products = derivatives.jacobian(fit)
+    assert_close(
+        derivatives.gradient(fit, products), to_numpy(derivatives.gradient(expected)), 1e-3
+    )

@@ -197,7 +197,7 @@ def test_a_rough_solve_stops_early(monkeypatch):
     solve = refine._solve
 
     def noted(*arguments):
-        asked.append(arguments[-1])
+        asked.append(arguments[-2])
         return solve(*arguments)
 
     monkeypatch.setattr(refine, "_solve", noted)
@@ -205,3 +205,13 @@ def test_a_rough_solve_stops_early(monkeypatch):
         refine.step(replace(begin(case), rough=rough), np.random.default_rng(0))
     assert asked[0] == refine._ROUGH_ENOUGH
     assert asked[-1] < 0.5 * refine._ROUGH_ENOUGH
+
+
+def test_a_step_ends_when_it_is_too_late():
+    state = begin(near_a_solution(0.3))
+    ticks = iter([False, False, False, True])
+    moved = refine.step(state, np.random.default_rng(0), lambda: next(ticks, True))
+    assert moved.products <= 3
+    still = refine.step(state, np.random.default_rng(0), lambda: True)
+    assert still.fit is state.fit
+    assert (still.products, still.gain) == (0, 0.0)

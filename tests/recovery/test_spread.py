@@ -14,7 +14,7 @@ from recoveries import in_blocks, solved
 from onelayer import AttentionLayer, arrays, chunks, inputs, sources
 from onelayer.arrays import to_numpy
 from onelayer.chunks import InMemory, OneByOne
-from onelayer.recovery import door, methods, problem, reduced
+from onelayer.recovery import derivatives, door, methods, problem, reduced
 from onelayer.recovery.trace import Log
 
 pytestmark = pytest.mark.usefixtures("calm")
@@ -153,9 +153,12 @@ def test_any_cutting_gives_the_same_sums(data, case):
     assert (cut.rows, cut.examples) == (expected.cut.rows, n)
     close(found.gram, expected.gram)
     assert found.loss == pytest.approx(expected.loss, rel=1e-9)
-    close(reduced.gradient(found), reduced.gradient(expected))
+    close(derivatives.gradient(found), derivatives.gradient(expected))
     direction = np.random.default_rng(0).standard_normal(expected.stacked.shape)
-    close(reduced.jacobian(found).normal(direction), reduced.jacobian(expected).normal(direction))
+    close(
+        derivatives.jacobian(found).normal(direction),
+        derivatives.jacobian(expected).normal(direction),
+    )
 
 
 def close(found, expected):
@@ -224,7 +227,7 @@ def test_blocks_are_held_where_there_is_room_for_them_but_not_for_their_attentio
         assert isinstance(fit.attended, InMemory if room >= attention else OneByOne)
         assert min(len(asked), 2) == reads
         assert fit.loss == pytest.approx(whole.loss, rel=1e-12)
-        close(reduced.gradient(fit), reduced.gradient(whole))
+        close(derivatives.gradient(fit), derivatives.gradient(whole))
 
 
 def test_what_is_computed_is_held_by_the_workers(cluster, monkeypatch):
@@ -240,9 +243,9 @@ def test_what_is_computed_is_held_by_the_workers(cluster, monkeypatch):
         assert held == [share > 0] * 3
         assert fit.loss == pytest.approx(expected.loss, rel=1e-12)
         close(fit.weights, expected.weights)
-        close(reduced.gradient(fit), reduced.gradient(expected))
-        single = reduced.jacobian(fit, single=True).normal(stacked.astype(np.float32))
+        close(derivatives.gradient(fit), derivatives.gradient(expected))
+        single = derivatives.jacobian(fit, single=True).normal(stacked.astype(np.float32))
         assert single.dtype == np.float32
-        product = reduced.jacobian(expected).normal(stacked)
+        product = derivatives.jacobian(expected).normal(stacked)
         np.testing.assert_allclose(single, product, rtol=0, atol=1e-4 * abs(product).max())
         assert sum(len(rows) for rows in flat(fit.residuals)) == 3 * fitted.examples

@@ -25,7 +25,7 @@ from onelayer.recovery.problem import Block
 from onelayer.recovery.reduced import Attended, Fit
 
 _LEAST = 1e-3  # eigenvalues are at least this share of their head's mean
-_UNHEARD = 1e-12  # and this share of the strongest head's
+_IDLE = 1e-6  # a head whose mean is below this share of the strongest one's explains nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,15 +43,19 @@ class Answer:
         return attention.stack(weighted @ arrays.transpose(vectors))
 
 
-def answer(fit: Fit) -> Answer:
-    """That of a fit, from one pass over the examples."""
+def answer(fit: Fit) -> Answer | None:
+    """That of a fit, from one pass over the examples; None if a head is idle.
+
+    Directions of an idle head are free: measured by what they do, steps would be lost in them.
+    """
     xp = arrays.namespace(fit.stacked)
     projections = xp.reshape(fit.weights[: fit.stacked.shape[1], :], (fit.heads, fit.cut.dim, -1))
     sums = each(_chunk_answers, fit.cut.chunks, fit.attended, arrays.single(projections))
     values, vectors = xp.linalg.eigh(merged(sums, operator.add) / fit.cut.rows)
     mean = xp.mean(values, axis=1, keepdims=True)
-    least = _LEAST * mean + (_UNHEARD * float(xp.max(mean)) or 1.0)
-    return Answer(xp.maximum(values, least), vectors)
+    if not float(xp.min(mean)) > _IDLE * float(xp.max(mean)):
+        return None
+    return Answer(xp.maximum(values, _LEAST * mean), vectors)
 
 
 def _chunk_answers(

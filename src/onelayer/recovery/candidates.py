@@ -21,7 +21,7 @@ import numpy as np
 from onelayer import arrays, attention
 from onelayer.arrays import Array
 from onelayer.blocks import sum_over
-from onelayer.recovery import reduced
+from onelayer.recovery import derivatives, reduced
 from onelayer.recovery.body import Body
 from onelayer.recovery.problem import Block, Problem
 from onelayer.recovery.span import Space
@@ -168,8 +168,8 @@ def _directions(space: Space, problem: Problem) -> list[Array]:
 
 def _normal_equations(fit: reduced.Fit, directions: list[Array]) -> tuple[Matrix, Matrix]:
     """S and the gradient of the reduced problem in the given directions only."""
-    products = reduced.jacobian(fit)
+    products = derivatives.jacobian(fit)
     rows = np.stack([arrays.to_numpy(move).ravel() for move in directions])
     images = [arrays.to_numpy(products.normal(move)).ravel() for move in directions]
-    gradient = arrays.to_numpy(reduced.gradient(fit)).ravel()
+    gradient = arrays.to_numpy(derivatives.gradient(fit)).ravel()
     return rows @ np.stack(images).T, rows @ gradient

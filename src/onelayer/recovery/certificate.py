@@ -23,9 +23,10 @@ import numpy as np
 
 from onelayer import arrays
 from onelayer.arrays import Array
-from onelayer.recovery import lowrank, reduced
+from onelayer.recovery import derivatives, lowrank, reduced
+from onelayer.recovery.derivatives import Jacobian
 from onelayer.recovery.problem import AnyProblem, Block, Problem
-from onelayer.recovery.reduced import Fit, Jacobian
+from onelayer.recovery.reduced import Fit
 
 _LANCZOS_STEPS = 120
 _FEWEST_STEPS = 20  # before that a small value may not have shown yet
@@ -89,11 +90,14 @@ def certify(
 
 
 def _thinned(fit: Fit, fitted: AnyProblem, rank: int | None) -> Fit:
-    """The same heads on no more examples than it takes to judge how well they are determined."""
+    """The same heads on no more examples than it takes to judge how well they are determined.
+
+    A fit to fewer examples stays as it is: heads that these determine are determined by all.
+    """
     wanted = _ENOUGH * fitted.unknowns(fit.heads, rank)
-    share = wanted / fitted.equations
-    if share > 0.8:
+    if wanted > 0.8 * fit.cut.equations:
         return fit
+    share = wanted / fitted.equations
     few = fitted.sample(max(1, int(share * fitted.examples)))
     return reduced.fit(few.cut(fit.heads), fit.stacked)
 
@@ -143,11 +147,11 @@ def determination(
     dim = fit.cut.dim
     tangent = lowrank.tangent(fit.stacked, dim, rank)
     start = tangent.project(arrays.like(rng.standard_normal(fit.stacked.shape), fit.stacked))
-    scale = _head_scales(reduced.jacobian(fit), start, dim)
-    single, small = reduced.jacobian(fit, single=True), arrays.single
+    scale = _head_scales(derivatives.jacobian(fit), start, dim)
+    single, small = derivatives.jacobian(fit, single=True), arrays.single
     values, vector = _extreme_eigenvalues(single, tangent, small(start), small(scale))
     if values[0] < _SINGLE_SUFFICES * values[-1]:
-        values, vector = _extreme_eigenvalues(reduced.jacobian(fit), tangent, start, scale)
+        values, vector = _extreme_eigenvalues(derivatives.jacobian(fit), tangent, start, scale)
     largest, smallest = (float(max(value, 0.0)) ** 0.5 for value in (values[-1], values[0]))
     unheard = arrays.to_numpy(scale)[0, ::dim] <= _UNDETERMINED
     determined = _separable(fit) & ~unheard
@@ -217,8 +221,8 @@ def _extreme_eigenvalues(
     diagonal: list[float] = []
     beside: list[float] = []
     while True:
-        image = products.normal(xp.reshape(basis[-1, :], shape) * units)
-        image = xp.reshape(tangent.project(image * units), (size,))
+        image = tangent.curved(products, xp.reshape(basis[-1, :], shape) * units)
+        image = xp.reshape(image * units, (size,))  # units are alike for all of a head
         diagonal.append(float(xp.sum(image * basis[-1, :])))
         for _ in range(2):
             image = image - (basis @ image) @ basis

@@ -6,27 +6,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from onelayer.recovery.trace import TraceRow
 
 
-@dataclass(frozen=True)
+@dataclass
 class Display:
-    """Shows the latest step of a recovery: called with every row, and during passes over data."""
+    """Shows the latest step of a recovery: called with every row, and during passes over data.
+
+    What it is expected to take, where the trace says so, stays in sight.
+    """
 
     view: Live
+    plan: str = ""
 
     def __call__(self, row: TraceRow) -> None:
-        self.view.update(_line(row))
+        if row.stage == "plan":
+            self.plan = row.note
+        self._show(_line(row))
 
     def working(self, stage: str, share: float) -> None:
         """How far the pass over the examples is that a stage is at."""
         table = Table.grid(padding=(0, 2))
         table.add_row(f"[bold]{stage}[/bold]", f"{share:.0%} of a pass over the examples")
-        self.view.update(table)
+        self._show(table)
+
+    def _show(self, line: Table) -> None:
+        self.view.update(Group(Text(self.plan, style="dim"), line) if self.plan else line)
 
 
 @contextmanager

@@ -25,6 +25,10 @@ from dataclasses import dataclass
 from onelayer import arrays
 from onelayer.arrays import Array
 from onelayer.attention import stack, unstack
+from onelayer.recovery import factored
+from onelayer.recovery.derivatives import Jacobian
+
+_THIN = 4  # a rank of at most the dimension over this is so low that products gain by it
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,12 @@ class Tangent:
         inside = left @ (arrays.transpose(left) @ matrix)
         matrix = inside + ((matrix - inside) @ right) @ arrays.transpose(right)
         return stack(xp.concat([matrix, rest], axis=1))
+
+    def curved(self, products: Jacobian, direction: Array) -> Array:
+        """S times an allowed direction, projected on the allowed ones."""
+        if self.left is None or self.right is None or _THIN * self.left.shape[2] > self.dim:
+            return self.project(products.normal(direction))
+        return factored.normal(products, self.left, self.right, direction)
 
     def moved(self, stacked: Array, direction: Array) -> tuple[Array, Tangent]:
         """The nearest heads of the rank to those moved in an allowed direction, and their tangent.

@@ -155,7 +155,9 @@ class Problem(Frame):
 
     def blocks(self, heads: int) -> tuple[Block, ...]:
         """The examples in blocks; a single one, empty, where there are no examples."""
-        size = blocks.block_bytes(self.X)
+        # Sums over blocks are as large as the square of their features: with smaller blocks most of
+        # the time would go by with adding them up.
+        size = max(blocks.block_bytes(self.X), 4 * (heads * self.dim) ** 2)
         parts = list(blocks.slices(self.examples, self._bytes_per_example(heads), size))
         return tuple(self._block(part) for part in parts or [slice(0, 0)])
 

@@ -6,9 +6,10 @@ stops once its residual has fallen by a factor that follows the loss, from one t
 to ever smaller values near an exact fit, which keeps the final convergence superlinear.
 
 Inside the solve float32 is enough, and on a GPU the three digits of its fastest products: only the
-direction comes from it. Residuals, gradient and the decision to accept a step are always float64.
+direction comes from it. Residuals, gradient and the decision to accept a step are float64.
 Should the loss fall too slowly close to an exact fit, the problem is ill conditioned and the solve
-goes to float32, and then to float64.
+goes to float32, and then to float64. Large problems are fitted in float32 too while they are far
+from a fit.
 
 Block preconditioners were tried (the mean over rows of C_i W_i W_jᵀ C_j, with C the covariance of
 tokens under attention, with and without the projection): on random inputs they take the condition
@@ -18,6 +19,7 @@ problems use the simplest of them, see `answers.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
@@ -26,11 +28,12 @@ import numpy as np
 
 from onelayer import arrays
 from onelayer.arrays import Array
-from onelayer.recovery import answers, reduced
+from onelayer.recovery import answers, derivatives, reduced
 from onelayer.recovery.answers import Answer
+from onelayer.recovery.derivatives import Jacobian
 from onelayer.recovery.lowrank import Tangent
-from onelayer.recovery.problem import AnyProblem
-from onelayer.recovery.reduced import Fit, Jacobian
+from onelayer.recovery.problem import AnyProblem, Cut
+from onelayer.recovery.reduced import Fit
 
 _LEAST_DAMPING = 1e-9  # all dampings are relative to the mean curvature
 _MOST_DAMPING = 1e7
@@ -38,6 +41,7 @@ MOST_PRODUCTS = 300
 _SLOW = 0.2  # a step near an exact fit that gains less than a factor of five is slow
 _NEAR = 1e-6  # loss below which a fit counts as near
 _ROUGH_ENOUGH = 1e-4  # the share of the squared residual that three digits can reach
+_COARSE = 2e-3  # error above which large problems are fitted in float32
 _IN_BASIN = 1e-3  # loss below which a fit is in the basin of a good one
 
 
@@ -62,9 +66,13 @@ GENTLE = Gait(0.2, first_damping=1.0, relaxation=1.2, inexactness=0.3, patience=
 
 
 class Directions(Protocol):
-    """Where heads (p, m·d) may go: directions are projected, and steps stay among such heads."""
+    """Where heads (p, m·d) may go: directions are projected, and steps stay among such heads.
+
+    `curved` is S times an allowed direction, projected.
+    """
 
     def project(self, direction: Array) -> Array: ...
+    def curved(self, products: Jacobian, direction: Array) -> Array: ...
     def moved(self, stacked: Array, direction: Array) -> tuple[Array, Self]: ...
 
 
@@ -93,25 +101,46 @@ class State:
         return self.damping > _MOST_DAMPING
 
 
+def never() -> bool:
+    """There is all the time in the world."""
+    return False
+
+
 def begin(
     problem: AnyProblem,
     stacked: Array,
     allowed: Directions | None = None,
     gait: Gait = BRISK,
     weighted: bool = False,
+    coarse: bool = False,
 ) -> State:
-    """The state at given attention matrices (p, m·d), which may go anywhere by default."""
-    fit = reduced.fit(problem.cut(stacked.shape[1] // problem.dim), stacked)
+    """The state at given attention matrices (p, m·d), which may go anywhere by default.
+
+    Far from a fit a `coarse` search is content with float32.
+    """
+    fit = _fitted(problem.cut(stacked.shape[1] // problem.dim), stacked, coarse)
     rough = arrays.gpu_memory(stacked) is not None
     allowed = allowed or Tangent(problem.dim)
     return State(fit, allowed, gait, gait.first_damping, weighted, rough=rough)
 
 
-def step(state: State, rng: np.random.Generator) -> State:
-    """Try steps of growing damping until one lowers the loss, or none does."""
+def _fitted(cut: Cut, stacked: Array, coarse: bool) -> Fit:
+    """The fit at given heads, in float32 if that may be coarse and is enough."""
+    fit = reduced.fit(cut, stacked, single=coarse)
+    return reduced.fit(cut, stacked) if coarse and fit.error < _COARSE else fit
+
+
+def in_full(state: State) -> State:
+    """The same state with its fit in float64."""
     fit = state.fit
-    gradient = state.allowed.project(reduced.gradient(fit))
-    products = reduced.jacobian(fit, single=state.single)
+    return replace(state, fit=reduced.fit(fit.cut, fit.stacked)) if fit.single else state
+
+
+def step(state: State, rng: np.random.Generator, late: Callable[[], bool] = never) -> State:
+    """Try steps of growing damping until one lowers the loss, or none does, or it is too late."""
+    fit = state.fit
+    products = derivatives.jacobian(fit, single=state.single)
+    gradient = state.allowed.project(derivatives.gradient(fit, products))
     measure = _Measure(state.allowed, answers.answer(fit) if state.weighted else None)
     curvature = _mean_curvature(products, measure, gradient, rng)
     gait = state.current_gait
@@ -119,27 +148,32 @@ def step(state: State, rng: np.random.Generator) -> State:
     if state.rough:
         enough = max(enough, _ROUGH_ENOUGH)
     damping, spent = state.damping, 0
-    while damping <= _MOST_DAMPING and curvature > 0:
+    while damping <= _MOST_DAMPING and curvature > 0 and not late():
         with arrays.rough_products(gradient) if state.rough else nullcontext():
-            direction, used = _solve(products, measure, gradient, damping * curvature, enough)
+            path, used = _solve(products, measure, gradient, damping * curvature, enough, late)
         spent += used
-        moved, allowed = state.allowed.moved(fit.stacked, direction)
-        trial = reduced.fit(fit.cut, moved)
-        if trial.loss < fit.loss:
-            gain = 1 - trial.loss / fit.loss
-            slow = fit.loss < _NEAR and gain < 1 - _SLOW
-            following = replace(
-                state,
-                fit=trial,
-                allowed=allowed,
-                damping=max(damping / gait.relaxation, _LEAST_DAMPING),
-                products=spent,
-                gain=gain,
-            )
-            return _finer(following) if slow else following
+        # Where a product costs more than a fit the whole path is tried, from its end: the shorter
+        # it is the closer to the gradient it stays, and no further product is needed.
+        for direction in reversed(path) if state.weighted else path[-1:]:
+            moved, allowed = state.allowed.moved(fit.stacked, direction)
+            trial = _fitted(fit.cut, moved, coarse=fit.single)
+            if trial.loss < fit.loss:
+                gain = 1 - trial.loss / fit.loss
+                slow = fit.loss < _NEAR and gain < 1 - _SLOW
+                following = replace(
+                    state,
+                    fit=trial,
+                    allowed=allowed,
+                    damping=max(damping / gait.relaxation, _LEAST_DAMPING),
+                    products=spent,
+                    gain=gain,
+                )
+                return _finer(following) if slow else following
         damping *= 4
+    if late():
+        return replace(state, products=spent, gain=0.0)
     if state.rough or state.single:  # the direction may have been lost in rounding
-        return step(_finer(state), rng)
+        return step(_finer(state), rng, late)
     return replace(state, damping=np.inf, products=spent, gain=0.0)
 
 
@@ -179,26 +213,34 @@ def _mean_curvature(
 
 
 def _solve(
-    products: Jacobian, measure: _Measure, gradient: Array, damping: float, enough: float
-) -> tuple[Array, int]:
+    products: Jacobian,
+    measure: _Measure,
+    gradient: Array,
+    damping: float,
+    enough: float,
+    late: Callable[[], bool],
+) -> tuple[list[Array], int]:
     """Conjugate gradients for (S + damping) d = gradient on the allowed directions.
 
     Damping is in units of the measure, which preconditions too. They stop when the squared
-    residual, by the measure, has fallen to `enough` of what it was.
+    residual, by the measure, has fallen to `enough` of what it was. The path to the solution is
+    given: where it was after 1, 2, 4, .. products, and its end.
     """
     xp = arrays.namespace(gradient)
     size = float(xp.sum(gradient * measure.over(gradient))) ** 0.5
     if size == 0:
-        return gradient, 0
+        return [gradient], 0
     residual = xp.astype(gradient / size, products.weights.dtype)
     direction, solution = measure.over(residual), xp.zeros_like(residual)
-    current, used = 1.0, 0
-    while current > enough and used < MOST_PRODUCTS:
-        image = measure.allowed.project(products.normal(direction))
+    current, used, path = 1.0, 0, []
+    while current > enough and used < MOST_PRODUCTS and not late():
+        image = measure.allowed.curved(products, direction)
         image = image + damping * measure.times(direction)
         bend = float(xp.sum(direction * image))
         if not bend > 0:  # rounding errors are all that is left
             break
+        if used and used & (used - 1) == 0:
+            path.append(solution)
         length = current / bend
         solution = solution + length * direction
         residual = residual - length * image
@@ -206,4 +248,4 @@ def _solve(
         following = float(xp.sum(residual * ready))
         direction = ready + (following / current) * direction
         current, used = following, used + 1
-    return xp.astype(solution, gradient.dtype) * size, used
+    return [xp.astype(one, gradient.dtype) * size for one in [*path, solution]], used

@@ -14,20 +14,23 @@ So escapes alternate between growing the best stuck heads and fresh starts with 
 Pruning drops the head that costs least (see `cost_of_dropping`), which merges heads found twice.
 
 Large problems do not begin at random: a step costs seconds there, and a random start needs many
-times the examples. They begin with heads that correlations of outputs and tokens show, and grow by
-what correlations show in the residuals (see `correlations.py`).
+times the examples. They begin with heads that correlations of outputs and tokens show (see
+`correlations.py`). Where a stage is stuck a weak head is missing, hidden at the start by stronger
+ones, and its place is taken by a head that explains next to nothing: correlations of the residuals
+show the missing one, and it is put in that place (see `Search.repaired`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from onelayer import arrays, chunks
 from onelayer.arrays import Array
-from onelayer.recovery import correlations, lowrank, noise, reduced, refine
+from onelayer.recovery import correlations, lowrank, noise, plan, reduced, refine
+from onelayer.recovery.endings import Ending, Ends, Outcome
 from onelayer.recovery.problem import AnyProblem, Block, Problem
 from onelayer.recovery.reduced import Fit
 from onelayer.recovery.trace import Log, Measured
@@ -36,66 +39,20 @@ from onelayer.recovery.trace import Log, Measured
 _FEWEST_EQUATIONS = 1.2
 # A first stage sees this many equations per unknown: enough to find the basin, and cheap.
 _FIRST_EQUATIONS = 6.0
+_LARGE_EQUATIONS = 4.0  # or of a large problem, whose steps are dear, so many
 _WORTH_A_STAGE = 1.5  # a stage on few examples pays if all are at least so many times as many
 _SCARCE_EQUATIONS = 3.5  # with fewer than this per unknown the first start is gentle too
-_EXPECTED = 0.7  # a stage is stuck if its gait's patience leaves more than this share of the loss
-_EAGER_PATIENCE = 5  # where more examples are waiting and steps are dear
-_NEAR_PATIENCE, _NEAR = 40, 1e-5  # near an exact fit slow progress is conditioning: be patient
-_STATIONARY = 1e-7  # a step that gains less than this share of the loss gains nothing
+_OVERFITTED, _IN_BASIN = 3.0, 1e-3  # held-out error over error, from which examples are too few
+_GLANCE = 250  # held-out examples that are enough to see that
+_SAME_EXACT = 10.0  # times the error: held-out errors of an exact fit are not larger than that
 _SAME_LOSS, _SAME_HEADS = 1e-3, 1e-2  # relative differences within which two minima are one
 _ROUNDING = 1e2  # a fit this many times the rounding error of the outputs is exact
 _JUDGED = 20_000  # examples that stay elsewhere: so many are brought here to tell noise by
 _LARGE = 2e10  # floating point operations of a product with S, from which a problem is large
-_LOCATED = 1e-2  # heads are found in their span well enough when a step gains less than this
+_LOCATED = 3e-2  # heads are found in their span well enough when a step gains less than this
+_LOCATED_ROWS = 4.0  # for that so many rows per feature are enough
+_MISSING_SCORE = 2.0  # standard deviation of the scores of a head that was missing, as a first try
 _ELIMINATION = 1e-10  # and so is one this good: the regression loses that where heads coincide
-
-
-class Ending(Enum):
-    """Why a stage ended."""
-
-    REACHED = "reached"  # the error asked for
-    STATIONARY = "stationary"  # no step lowers the loss any more
-    STUCK = "stuck"  # steps lower the loss too slowly to get anywhere
-    BUDGET = "budget"  # steps or seconds are spent
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The best fit on all training examples, how its last stage ended, and whether it is noise."""
-
-    state: refine.State
-    ending: Ending
-    noise: bool = False
-
-    @property
-    def solved(self) -> bool:
-        return self.ending is Ending.REACHED or self.noise
-
-
-@dataclass(frozen=True)
-class Ends:
-    """When a stage is over."""
-
-    target: float  # error
-    least_gain: float = _STATIONARY  # share of the loss that a step has to gain
-    eager: bool = False  # whether more examples are waiting, and steps are dear
-
-    def ending(self, state: refine.State, losses: list[float]) -> Ending | None:
-        """Why a stage with these losses ends at this state; None while it goes on."""
-        if state.fit.error <= self.target:
-            return Ending.REACHED
-        if state.exhausted:
-            return Ending.STATIONARY
-        if len(losses) > 1 and state.gain < self.least_gain and state.damping < 1e-2:
-            return Ending.STATIONARY
-        patience = _NEAR_PATIENCE if state.fit.error < _NEAR else state.current_gait.patience
-        if self.eager and state.fit.error > _NEAR:
-            patience = _EAGER_PATIENCE
-            if state.products > refine.MOST_PRODUCTS:
-                return Ending.STUCK
-        if len(losses) > patience and losses[-1] > _EXPECTED * losses[-1 - patience]:
-            return Ending.STUCK
-        return None
 
 
 @dataclass
@@ -110,6 +67,7 @@ class Search:
     restarts: int
     rng: np.random.Generator
     log: Log
+    begun: Array | None = None  # heads to go on from, of a search that was ended before
     richer_error: float = np.inf  # least held-out error of a fit with more heads than asked for
     looked: bool = False  # whether a decision has rested on the held-out examples
 
@@ -131,35 +89,63 @@ class Search:
     ) -> Outcome:
         """Steps from `stacked` until the stage ends; on all training examples by default.
 
-        An eager stage is left sooner, for one with more examples.
+        An eager stage is left sooner, for something better.
         """
         allowed = lowrank.tangent(stacked, self.problem.dim, self.rank)
         dear = self._is_large(int(stacked.shape[1] // self.problem.dim))
-        state = refine.begin(problem or self.problem, stacked, allowed, gait, weighted=dear)
-        ends = Ends(self.tol if target is None else target, eager=eager)
-        return self._steps(name, state, ends)
+        state = refine.begin(
+            problem or self.problem,
+            stacked,
+            allowed,
+            gait,
+            weighted=dear and gait is refine.BRISK,  # a gentle search may have a head to spare
+            coarse=dear,
+        )
+        ends = Ends(
+            target=self.tol if target is None else target,
+            eager=eager,
+            scarce=problem is not None,
+            exact=self._exact if dear else 0.0,
+        )
+        outcome = self._steps(name, state, ends)
+        return replace(outcome, state=refine.in_full(outcome.state))
 
     def _steps(self, name: str, state: refine.State, ends: Ends) -> Outcome:
         losses = [state.fit.loss]
         self.log.add(name, state)
         while (ending := ends.ending(state, losses)) is None:
+            if ends.eager and ends.scarce and self._overfits(state.fit):
+                return Outcome(state, Ending.OVERFITTED)
             if self.log.spent:
                 return Outcome(state, Ending.BUDGET)
-            state = refine.step(state, self.rng)
+            state = refine.step(state, self.rng, self.log.late)
             losses.append(state.fit.loss)
             self.log.add(name, state)
-        if state.fit.error <= max(_ROUNDING * self.precision, _ELIMINATION):
+        if state.fit.error <= self._exact:
             ending = Ending.REACHED
         return Outcome(state, ending)
 
+    @property
+    def _exact(self) -> float:
+        """An error that rounding alone may make."""
+        return max(_ROUNDING * self.precision, _ELIMINATION)
+
+    def _overfits(self, fit: Fit) -> bool:
+        """Whether a fit does far worse on other examples; one that is nearly exact never does."""
+        self.looked = True
+        others = self.held_out.sample(min(_GLANCE, self.held_out.examples))
+        most = _OVERFITTED * fit.error
+        return fit.error > _IN_BASIN and reduced.held_out_error(fit, others) > most
+
     def located(self, heads: int) -> Array:
         """Heads within the span that correlations show, of the rank asked for."""
-        few = self._few(heads) or self.problem
         found = correlations.span(self.problem.cut(heads), heads, self.rng)
         shares = found.strengths / (found.strengths[0] or 1.0)
         note = "singular values " + ", ".join(f"{share:.2f}" for share in shares)
         self.log.measured("correlations", heads, Measured(self.problem.examples, 1.0, note))
-        state = refine.begin(few, found.drawn(heads, self.rng), found)
+        enough = int(_LOCATED_ROWS * heads * self.problem.dim / self.problem.tokens)
+        few = self.problem.sample(min(enough, self.problem.examples))
+        state = refine.begin(few, found.drawn(heads, self.rng), found, coarse=True)
         outcome = self._steps("within the span", state, Ends(self.tol, least_gain=_LOCATED))
         return lowrank.nearest(outcome.state.fit.stacked, self.problem.dim, self.rank)
 
@@ -170,7 +156,7 @@ class Search:
     def _is_large(self, heads: int) -> bool:
         """Whether steps are so dear that the first heads are not to be a blind guess."""
         dim, out_dim = self.problem.dim, self.problem.out_dim
-        examples = min(self._enough(heads), self.problem.examples)
+        examples = min(self._holding(_FIRST_EQUATIONS, heads), self.problem.examples)
         return 4.0 * examples * self.problem.tokens * heads * dim * (dim + 2 * out_dim) > _LARGE
 
     def run(
@@ -179,23 +165,76 @@ class Search:
         """A stage on few examples where there are many, then on all; pruned to `heads` at the end.
 
         The stage on few examples goes on to the end, which without noise leaves nothing to do for
-        all of them. Where it is stuck it sees twice as many, and so does each further attempt: more
-        examples, fewer bad minima.
+        all of them. Where it is stuck, or fits its examples alone, it sees twice as many, and so
+        does each further attempt: more examples, fewer bad minima.
         """
         found = int(stacked.shape[1] // self.problem.dim)
-        eager = gait is refine.BRISK and self._is_large(found)
+        large = gait is refine.BRISK and self._is_large(found)
+        staged: Callable[..., Outcome] = self.repaired_stage if large else self.stage
         while (part := self._few(found, attempt)) is not None:
-            few = self.stage(
-                f"{name}, few examples", stacked, gait, part, self.tol / 3, eager=eager
-            )
+            few = staged(f"{name}, few examples", stacked, gait, part, self.tol / 3)
             stacked, gait, attempt = few.state.fit.stacked, refine.BRISK, attempt + 1
-            if few.ending is not Ending.STUCK:
+            if large and few.ending is Ending.REACHED and found == heads and self._holds(few):
+                return few  # a fit to all of them would only cost
+            if few.ending not in (Ending.STUCK, Ending.OVERFITTED):
                 break
-        outcome = self.stage(name, stacked, gait)
+        outcome = staged(name, stacked, gait)
+        if large and outcome.ending is Ending.STUCK:
+            outcome = self.stage(name, outcome.state.fit.stacked, gait)  # no longer eager
         if outcome.state.fit.heads > heads:
             self.richer_error = min(self.richer_error, self.decide(name, outcome))
             outcome = self.stage(f"{name}, pruned", prune(outcome.state.fit, heads), gait)
         return outcome
+
+    def _holds(self, few: Outcome) -> bool:
+        """Whether an exact fit to few examples is one to others too."""
+        fit = few.state.fit
+        most = _SAME_EXACT * max(fit.error, self.tol)
+        self.looked = True
+        return reduced.held_out_error(fit, self.held_out) <= most
+
+    def repaired_stage(
+        self,
+        name: str,
+        stacked: Array,
+        gait: refine.Gait = refine.BRISK,
+        problem: AnyProblem | None = None,
+        target: float | None = None,
+    ) -> Outcome:
+        """A stage that puts in a missing head whenever it is stuck, as long as that helps."""
+        outcome = self.stage(name, stacked, gait, problem, target, eager=True)
+        while outcome.ending is Ending.STUCK and not self.log.spent:
+            repaired = self.repaired(outcome.state.fit)
+            if repaired is None:
+                break
+            following = self.stage(
+                f"{name}, a head replaced", repaired, gait, problem, target, eager=True
+            )
+            if following.state.fit.loss >= outcome.state.fit.loss:
+                break
+            outcome = following
+        return outcome
+
+    def repaired(self, fit: Fit) -> Array | None:
+        """The heads of a fit with the one that explains least replaced by one that is missing.
+
+        None if the new one explains less than any. It comes from the residuals of all examples. To
+        first order a head and its negative with a negative projection are the same: the better of
+        the two is taken.
+        """
+        xp = arrays.namespace(fit.stacked)
+        whole = fit
+        if fit.cut.examples < self.problem.examples:
+            whole = reduced.fit(self.problem.cut(fit.heads), fit.stacked, single=True)
+        found = correlations.span(whole.cut, 1, self.rng, whole.residuals)
+        head = lowrank.nearest(found.stacked, self.problem.dim, self.rank)
+        tries = [
+            reduced.fit(fit.cut, xp.concat([fit.stacked, score * head], axis=1), single=True)
+            for score in (_MISSING_SCORE, -_MISSING_SCORE)
+        ]
+        richer = min(tries, key=lambda one: one.loss)
+        stacked, dropped = without_cheapest(richer)
+        return None if dropped == fit.heads else stacked
 
     def _few(self, heads: int, attempt: int = 0) -> Problem | None:
         """As few examples as a first stage takes; None if all are hardly more."""
@@ -205,9 +244,14 @@ class Search:
 
     def _enough(self, heads: int, attempt: int = 0) -> int:
         """How many examples a first stage takes."""
+        equations = _LARGE_EQUATIONS if self._is_large(heads) else _FIRST_EQUATIONS
+        return self._holding(equations * 2**attempt, heads)
+
+    def _holding(self, equations: float, heads: int) -> int:
+        """The number of examples that hold so many equations per unknown."""
         unknowns = self.problem.unknowns(heads, self.rank)
         per_example = self.problem.equations / self.problem.examples
-        return int(np.ceil(_FIRST_EQUATIONS * 2**attempt * unknowns / per_example))
+        return int(np.ceil(equations * unknowns / per_example))
 
     def equations_per_unknown(self, heads: int) -> float:
         """How well so many heads are determined by counting."""
@@ -217,7 +261,14 @@ class Search:
         """The best outcome for a known number of heads, over a first start and escapes."""
         scarce = self.equations_per_unknown(heads) < _SCARCE_EQUATIONS
         gait = refine.GENTLE if scarce else refine.BRISK
-        first = self.run("start", self.first_heads(heads, gait), heads, gait)
+        if self._is_large(heads):
+            examples = min(self._enough(heads), self.problem.examples)
+            expected = plan.plan(self.problem, heads, examples)
+            self.log.measured("plan", heads, Measured(examples, 1.0, str(expected)))
+        if self.begun is None:
+            first = self.run("start", self.first_heads(heads, gait), heads, gait)
+        else:
+            first = self.run("resumed", self.begun, heads, gait)
         hopeless = self.equations_per_unknown(heads) < 1
         return first if hopeless else self.escapes(first)
 
@@ -240,7 +291,7 @@ class Search:
             if grow:
                 name, stacked = f"grow {attempt}", self.grown(best.state.fit, spare)
             else:
-                name, stacked = f"restart {attempt}", self.start(heads + spare, refine.GENTLE)
+                name, stacked = f"restart {attempt}", self.first_heads(heads + spare, refine.GENTLE)
             outcome = self.run(name, stacked, heads, refine.GENTLE, attempt)
             grown = grown or grow or spare == 0
             same = self.same(best, outcome)
@@ -313,8 +364,14 @@ class Search:
         the trace.
         """
         gait = refine.BRISK
-        best = self.run("1 head", self.start(1, gait), 1, gait)
-        best_error = self.decide("1 head", best)
+        heads, name, stacked = 1, "1 head", self.begun
+        if stacked is None:
+            stacked = self.start(heads, gait)
+        else:
+            heads = int(stacked.shape[1] // self.problem.dim)
+            name = f"resumed with {heads} head{'s' * (heads > 1)}"
+        best = self.run(name, stacked, heads, gait)
+        best_error = self.decide(name, best)
         failures = 0
         while not best.solved and not self.log.spent and failures < 2:
             heads = best.state.fit.heads + max(1, best.state.fit.heads // 2) + failures
@@ -358,11 +415,14 @@ class Search:
 
 def prune(fit: Fit, heads: int) -> Array:
     """The attention matrices of the `heads` heads that are left when the cheapest are dropped."""
-    xp = arrays.namespace(fit.stacked)
+    while fit.heads > heads + 1:
+        fit = reduced.fit(fit.cut, without_cheapest(fit)[0])
+    return without_cheapest(fit)[0] if fit.heads > heads else fit.stacked
+
+
+def without_cheapest(fit: Fit) -> tuple[Array, int]:
+    """The attention matrices without the head that costs least to drop, and which one that is."""
     dim = fit.cut.dim
-    while fit.heads > heads:
-        costs = reduced.cost_of_dropping(fit)
-        drop = int(np.argmin(costs))
-        kept = [fit.stacked[:, i * dim : (i + 1) * dim] for i in range(fit.heads) if i != drop]
-        fit = reduced.fit(fit.cut, xp.concat(kept, axis=1))
-    return fit.stacked
+    drop = int(np.argmin(reduced.cost_of_dropping(fit)))
+    kept = [fit.stacked[:, i * dim : (i + 1) * dim] for i in range(fit.heads) if i != drop]
+    return arrays.namespace(fit.stacked).concat(kept, axis=1), drop

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from onelayer.recovery.reduced import Fit
 from onelayer.recovery.refine import State
 
 
@@ -46,6 +47,7 @@ class Log:
     max_seconds: float | None
     listener: Callable[[TraceRow], None] | None = None
     working: Callable[[str, float], None] | None = None  # told how far a pass over the data is
+    keep: Callable[[Fit], None] | None = None  # told of every fit, to keep the best of them
     stage: str = ""  # the one that is under way
     rows: list[TraceRow] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
@@ -53,6 +55,8 @@ class Log:
     def add(self, stage: str, state: State, held_out_error: float | None = None) -> None:
         """A row for a state after a step or, with its held-out error, after a stage."""
         fit = state.fit
+        if self.keep is not None:
+            self.keep(fit)
         self._write(
             TraceRow(
                 step=len(self.rows),
@@ -88,8 +92,11 @@ class Log:
         """Time since the search began."""
         return time.perf_counter() - self.started
 
+    def late(self) -> bool:
+        """Whether the time is spent."""
+        return self.max_seconds is not None and self.seconds > self.max_seconds
+
     @property
     def spent(self) -> bool:
         """Whether the budget is."""
-        late = self.max_seconds is not None and self.seconds > self.max_seconds
-        return late or len(self.rows) >= self.max_steps
+        return self.late() or len(self.rows) >= self.max_steps

@@ -1,0 +1,203 @@
+"""Products with J and S at a fit: how outputs, and the loss, change with the attention matrices.
+
+Both are defined in `reduced.py`. Neither is ever formed: a product is a sum over chunks of
+examples, in each of which it is a sum over blocks.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onelayer import arrays, attention
+from onelayer.arrays import Array
+from onelayer.blocks import sum_over
+from onelayer.chunks import Chunks, OneByOne, each, merged
+from onelayer.recovery import reduced
+from onelayer.recovery.problem import Block, Cut
+from onelayer.recovery.reduced import Attended, Fit
+
+# With few keys a sum over them is faster as a product with a matrix of ones.
+_FEW_KEYS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Jacobian:
+    """Products with J and S at one fit, in that fit's precision or in float32.
+
+    `images` are the tokens as the heads project them, x_b W_i, arrays (n, m·k, e) block by block:
+    changes of attention are summed up over them, with k products where W_i itself would take d.
+    """
+
+    cut: Cut
+    blocks: Chunks
+    attended: Chunks
+    images: Chunks
+    weights: Array
+    inverse: Array
+
+    def transposed(self, rows: Chunks) -> Array:
+        """Jᵀ u."""
+        return merged(each(_pull, self.blocks, self.attended, self.images, rows), operator.add)
+
+    def squared_size(self, direction: Array) -> float:
+        """|J dΘ|²."""
+        return float(merged(each(reduced.squares, self.pushed(direction)), operator.add))
+
+    def normal(self, direction: Array) -> Array:
+        """S dΘ = Jᵀ (I - H (HᵀH)⁻¹ Hᵀ) J dΘ."""
+        return self.transposed(self.unexplained(self.pushed(direction)))
+
+    def pushed(self, direction: Array) -> Chunks:
+        """J dΘ: (p, m·d) -> (n·k, e) for every block."""
+        moved: Chunks = each(_push, self.blocks, self.attended, self.images, direction)
+        return moved
+
+    def unexplained(self, moved: Chunks) -> Chunks:
+        """(I - H (HᵀH)⁻¹ Hᵀ) u: what no change of the weights can undo."""
+        moved = reduced.kept_rows(self.cut, moved, self.weights)
+        undone = self.inverse @ merged(
+            each(reduced.against_features, self.attended, moved), operator.add
+        )
+        left: Chunks = each(reduced.less_fitted, moved, self.attended, undone)
+        return left
+
+
+def _push(
+    blocks: Sequence[Block],
+    attended: Sequence[Attended],
+    images: Sequence[Array],
+    direction: Array,
+) -> tuple[Array, ...]:
+    """J dΘ: (p, m·d) -> (n·k, e), block by block."""
+
+    def moved(place: tuple[Block, Attended, Array]) -> Array:
+        block, one, image = place
+        scores = _scores(block.keys, reduced.flattened(block.queries) @ direction)
+        return outputs_change(image, one.attention, scores)
+
+    return tuple(map(moved, zip(blocks, attended, images, strict=True)))
+
+
+def _pull(
+    blocks: Sequence[Block],
+    attended: Sequence[Attended],
+    images: Sequence[Array],
+    rows: Sequence[Array],
+) -> Array:
+    """Jᵀ u: (n·k, e) -> (p, m·d), summed over the blocks."""
+
+    def term(place: tuple[Block, Attended, Array, Array]) -> Array:
+        block, one, image, outputs = place
+        xp = arrays.namespace(outputs)
+        n, tokens, dim = block.keys.shape
+        change = change_from(image, one.attention, outputs)
+        moved = xp.reshape(change @ block.keys, (n * tokens, change.shape[1] // tokens * dim))
+        return arrays.transpose(reduced.flattened(block.queries)) @ moved
+
+    return sum_over(zip(blocks, attended, images, rows, strict=True), term)
+
+
+def outputs_change(image: Array, weights: Array, scores: Array) -> Array:
+    """How outputs (n·k, e) change with the scores (n, k·m, k) of the attention."""
+    n, _, tokens = weights.shape
+    change = attention_change(weights, scores)
+    rows = arrays.namespace(change).reshape(change, (n, tokens, image.shape[1]))
+    return reduced.flattened(rows @ image)
+
+
+def change_from(image: Array, weights: Array, outputs: Array) -> Array:
+    """How attention would change with scores t_ab = u_a W_iᵀ x_b, (n, k·m, k)."""
+    xp = arrays.namespace(outputs)
+    n, _, tokens = weights.shape
+    rows = xp.reshape(outputs, (n, tokens, outputs.shape[1]))
+    scores = xp.reshape(rows @ arrays.transpose(image), weights.shape)
+    return attention_change(weights, scores)
+
+
+def _side_by_side(weights: Array, heads: int, dim: int) -> Array:
+    """The projections W_i (d, m·e) out of weights (F, e)."""
+    one_below_the_other = weights[: heads * dim, :]
+    xp = arrays.namespace(weights)
+    return attention.stack(xp.reshape(one_below_the_other, (heads, dim, weights.shape[1])))
+
+
+def _images(blocks: Sequence[Block], side_by_side: Array, heads: int) -> tuple[Array, ...]:
+    """x_b W_i for all tokens b and heads i, (n, m·k, e) for every block, from W_i (d, m·e)."""
+    xp = arrays.namespace(side_by_side)
+    out_dim = side_by_side.shape[1] // heads
+
+    def of_block(block: Block) -> Array:
+        n, tokens, _ = block.keys.shape
+        images = xp.reshape(
+            reduced.flattened(block.keys) @ side_by_side, (n, tokens, heads, out_dim)
+        )
+        return xp.reshape(xp.permute_dims(images, (0, 2, 1, 3)), (n, heads * tokens, out_dim))
+
+    return tuple(map(of_block, blocks))
+
+
+def softmax_change(keys: Array, weights: Array, rows: Array) -> Array:
+    """Rows r_ai (n·k, m·d) -> Σ_b P_ab (t_b - Σ_c P_ac t_c) x_b with t_b = r_ai x_b.
+
+    This map is symmetric: it is the covariance of the tokens under the attention.
+    """
+    change = attention_change(weights, _scores(keys, rows))
+    return arrays.namespace(rows).reshape(change @ keys, rows.shape)
+
+
+def _scores(keys: Array, rows: Array) -> Array:
+    """r_ai x_b, (n, k·m, k)."""
+    n, tokens, dim = keys.shape
+    by_head = (n, tokens * (rows.shape[1] // dim), dim)
+    return arrays.namespace(rows).reshape(rows, by_head) @ arrays.transpose(keys)
+
+
+def attention_change(weights: Array, scores: Array) -> Array:
+    """P_ab (t_ab - Σ_c P_ac t_ac): how attention changes with its scores t (n, k·m, k)."""
+    xp = arrays.namespace(scores)
+    tokens = scores.shape[2]
+    weighted = weights * scores
+    if tokens <= _FEW_KEYS:
+        mean = weighted @ arrays.ones((tokens, tokens), scores)
+    else:
+        mean = xp.sum(weighted, axis=-1, keepdims=True)
+    weighted -= weights * mean
+    return weighted
+
+
+def jacobian(fit: Fit, single: bool = False) -> Jacobian:
+    """The products at a fit; `single` rounds all arrays to float32, at half the cost.
+
+    Those at a fit in float32 are always so.
+    """
+    cut, blocks, attended = fit.cut, fit.cut.chunks, fit.attended
+    weights, inverse = fit.weights, fit.inverse
+    if single or fit.single:
+        weights, inverse = arrays.single(weights), arrays.single(inverse)
+        blocks = reduced.in_single(cut)
+        if isinstance(attended, OneByOne):  # not held: computed anew, and rather in float32
+            attended = reduced.attended_at(cut, blocks, arrays.single(fit.stacked))
+        elif not fit.single:
+            attended = cut.kept(
+                each(_single_attended, attended), reduced.per_row(cut, fit.heads), 4
+            )
+    images = each(_images, blocks, _side_by_side(weights, fit.heads, cut.dim), fit.heads)
+    images = cut.kept(images, fit.heads * weights.shape[1], arrays.itemsize(weights))
+    return Jacobian(cut, blocks, attended, images, weights, inverse)
+
+
+def _single_attended(attended: Sequence[Attended]) -> tuple[Attended, ...]:
+    small = arrays.single
+    return tuple(Attended(small(one.attention), small(one.features)) for one in attended)
+
+
+def gradient(fit: Fit, products: Jacobian | None = None) -> Array:
+    """Jᵀ r: minus half the gradient of the sum of squares (the regression part vanishes).
+
+    `products` at the fit are used if they are as precise as it is.
+    """
+    if products is None or not fit.single:
+        products = jacobian(fit)
+    return arrays.double(products.transposed(fit.residuals))

@@ -1,0 +1,138 @@
+"""Products with S within the tangent space of matrices of low rank, at a third of the cost of J.
+
+A tangent direction is D_i = L_i R_iᵀ of rank 2r (see `lowrank.py`), with one column more for the
+row of the key bias. Its scores x_a D_i x_b are inner products of x_a L_i and x_b R_i, so that
+tokens meet matrices with 2r columns where D_i itself has d. On the way back G_i, the sum over
+examples of x_aᵀ C_ab x_b with C the changes of attention, is wanted in the tangent space alone,
+and for that G_iᵀ U_i, G_i V_i and the row of the bias suffice.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+from onelayer import arrays
+from onelayer.arrays import Array
+from onelayer.attention import stack, unstack
+from onelayer.blocks import sum_over
+from onelayer.chunks import each, merged
+from onelayer.recovery import derivatives
+from onelayer.recovery.derivatives import Jacobian
+from onelayer.recovery.problem import Block
+from onelayer.recovery.reduced import Attended, flattened
+
+
+def normal(products: Jacobian, left: Array, right: Array, direction: Array) -> Array:
+    """S dΘ, projected on the tangent space, of a direction (p, m·d) that is in it.
+
+    `left` and `right` are the bases U and V, (m, d, r).
+    """
+    xp, dim = arrays.namespace(direction), left.shape[1]
+    left, right = arrays.like(left, direction), arrays.like(right, direction)
+    factors = _factors(unstack(direction, dim), left, right)
+    moved = each(_push, products.blocks, products.attended, products.images, *factors)
+    spread = (products.blocks, products.attended, products.images, products.unexplained(moved))
+    bases = stack(xp.concat([left, right], axis=0))
+    pulled = merged(each(_pull, *spread, bases), operator.add)
+    return _direction(pulled, left, right, with_bias=direction.shape[0] > dim)
+
+
+def _factors(heads: Array, left: Array, right: Array) -> tuple[Array, Array]:
+    """L (p, m·q) and R (d, m·q) of tangent directions (m, p, d), q = 2 r, or one more for a bias.
+
+    D = U Aᵀ + B Vᵀ with A = Dᵀ U, and B = D V less its part in U.
+    """
+    xp, turned = arrays.namespace(heads), arrays.transpose
+    dim = heads.shape[2]
+    matrix, bias = heads[:, :dim, :], heads[:, dim:, :]
+    along = matrix @ right
+    along = along - left @ (turned(left) @ along)
+    rows = xp.concat([left, along], axis=2)
+    columns = xp.concat([turned(matrix) @ left, right, turned(bias)], axis=2)
+    if bias.shape[1]:  # the last row times the constant of a query
+        below = arrays.zeros((rows.shape[0], 1, rows.shape[2]), rows)
+        constant = xp.concat([arrays.zeros((dim, 1), rows), arrays.ones((1, 1), rows)], axis=0)
+        constant = constant[None, :, :] * arrays.ones((rows.shape[0], 1, 1), rows)
+        rows = xp.concat([xp.concat([rows, below], axis=1), constant], axis=2)
+    return stack(rows), stack(columns)
+
+
+def _direction(pulled: Array, left: Array, right: Array, with_bias: bool) -> Array:
+    """The projection of G on the tangent space, (p, m·d), from what `_pull` gives."""
+    xp, turned = arrays.namespace(pulled), arrays.transpose
+    heads, _, rank = left.shape
+    both = unstack(pulled[:, : 2 * heads * rank], rank)
+    across, along = both[:heads, ...], both[heads:, ...]  # Gᵀ U and G V, (m, d, r)
+    along = along - left @ (turned(left) @ along)
+    matrix = left @ turned(across) + along @ turned(right)
+    if with_bias:
+        bias = turned(pulled[:, 2 * heads * rank :])[:, None, :]
+        matrix = xp.concat([matrix, bias], axis=1)
+    return stack(matrix)
+
+
+# For one chunk, a sequence of blocks
+
+
+def _push(
+    blocks: Sequence[Block],
+    attended: Sequence[Attended],
+    images: Sequence[Array],
+    left: Array,
+    right: Array,
+) -> tuple[Array, ...]:
+    """J L Rᵀ, (n·k, e) for every block."""
+    xp = arrays.namespace(left)
+
+    def moved(place: tuple[Block, Attended, Array]) -> Array:
+        block, one, image = place
+        heads = one.attention.shape[1] // block.keys.shape[1]
+        rows, columns = (
+            _by_head(tokens, factor, heads)
+            for tokens, factor in ((block.queries, left), (block.keys, right))
+        )
+        scores = _by_row(rows @ arrays.transpose(columns))
+        scores = xp.reshape(scores, one.attention.shape)
+        return derivatives.outputs_change(image, one.attention, scores)
+
+    return tuple(map(moved, zip(blocks, attended, images, strict=True)))
+
+
+def _pull(
+    blocks: Sequence[Block],
+    attended: Sequence[Attended],
+    images: Sequence[Array],
+    rows: Sequence[Array],
+    bases: Array,
+) -> Array:
+    """Gᵀ U, G V and the bias of G = Jᵀ u side by side, (d, 2 m·r + m), from [U V] (d, 2 m·r)."""
+
+    def term(place: tuple[Block, Attended, Array, Array]) -> Array:
+        block, one, image, outputs = place
+        xp = arrays.namespace(outputs)
+        n, tokens, _ = block.keys.shape
+        heads = one.attention.shape[1] // tokens
+        change = derivatives.change_from(image, one.attention, outputs)
+        change = xp.permute_dims(xp.reshape(change, (n, tokens, heads, tokens)), (0, 2, 1, 3))
+        inside = _by_head(block.keys, bases, 2 * heads)
+        across = arrays.transpose(change) @ inside[:, :heads, ...]
+        along = change @ inside[:, heads:, ...]
+        sums = xp.sum(change, axis=2)[:, :, :, None]
+        parts = [xp.reshape(_by_row(part), (n * tokens, -1)) for part in (across, along, sums)]
+        return arrays.transpose(flattened(block.keys)) @ xp.concat(parts, axis=1)
+
+    return sum_over(zip(blocks, attended, images, rows, strict=True), term)
+
+
+def _by_head(tokens: Array, factor: Array, heads: int) -> Array:
+    """Tokens (n, k, d) times factors (d, m·q) of all heads, (n, m, k, q)."""
+    xp = arrays.namespace(factor)
+    n, count, _ = tokens.shape
+    moved = xp.reshape(flattened(tokens) @ factor, (n, count, heads, factor.shape[1] // heads))
+    return xp.permute_dims(moved, (0, 2, 1, 3))
+
+
+def _by_row(by_head: Array) -> Array:
+    """(n, m, k, q) -> (n, k, m, q)."""
+    return arrays.namespace(by_head).permute_dims(by_head, (0, 2, 1, 3))

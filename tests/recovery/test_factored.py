@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+from cases import random_mask, solved_case
+
+from onelayer import AttentionLayer, inputs
+from onelayer.arrays import to_numpy
+from onelayer.recovery import derivatives, factored, lowrank
+
+
+def low_rank_case(bias, masked):
+    """A fit somewhere else than at the solution, with heads of rank 2 in 9 dimensions."""
+    layer = AttentionLayer.random(heads=3, dim=9, rank=2, bias=bias, seed=1)
+    mask = random_mask(np.random.default_rng(3), 40, 3) if masked else None
+    return solved_case(layer, inputs.gaussian(40, 3, 9, seed=2), mask)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_of_low_rank_are_those_of_whole_matrices(xp_array, bias, masked):
+    fit = low_rank_case(bias, masked).fit(xp_array)
+    tangent = lowrank.tangent(fit.stacked, 9, 2)
+    anywhere = xp_array(np.random.default_rng(0).standard_normal(fit.stacked.shape))
+    direction = tangent.project(anywhere)
+    products = derivatives.jacobian(fit)
+    expected = to_numpy(tangent.project(products.normal(direction)))
+    found = to_numpy(factored.normal(products, tangent.left, tangent.right, direction))
+    assert abs(expected).max() > 1e-3
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * abs(expected).max())
+    np.testing.assert_array_equal(to_numpy(tangent.curved(products, direction)), found)
+
+
+def test_factors_multiply_to_the_direction():
+    rng = np.random.default_rng(0)
+    fit = low_rank_case(bias=True, masked=False).fit()
+    tangent = lowrank.tangent(fit.stacked, 9, 2)
+    direction = tangent.project(rng.standard_normal(fit.stacked.shape))
+    heads = direction.reshape(10, 3, 9).transpose(1, 0, 2)
+    left, right = factored._factors(heads, tangent.left, tangent.right)
+    assert left.shape == (10, 15)
+    assert right.shape == (9, 15)
+    for i, head in enumerate(heads):
+        part = slice(5 * i, 5 * i + 5)
+        np.testing.assert_allclose(left[:, part] @ right[:, part].T, head, atol=1e-12)
+
+
+def test_a_rank_that_is_not_low_goes_the_plain_way(monkeypatch):
+    layer = AttentionLayer.random(heads=2, dim=4, rank=2, seed=1)
+    fit = solved_case(layer, inputs.gaussian(30, 3, 4, seed=2), None).fit()
+    tangent = lowrank.tangent(fit.stacked, 4, 2)
+    monkeypatch.setattr(factored, "normal", None)
+    direction = tangent.project(np.ones(fit.stacked.shape))
+    products = derivatives.jacobian(fit)
+    expected = tangent.project(products.normal(direction))
+    np.testing.assert_array_equal(tangent.curved(products, direction), expected)
