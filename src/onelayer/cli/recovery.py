@@ -1,4 +1,4 @@
-"""The commands `onelayer demo`, `onelayer recover FILE` and `onelayer conditions FILE`."""
+"""The commands `onelayer demo` and `onelayer recover FILE`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,7 @@ from onelayer import files, interchange
 from onelayer.cli.terminal import err, fail, out
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import display
-from onelayer.recovery.conditions import (
-    Condition,
-    ConditionSurvey,
-    conditions,
-    survey_conditions,
-)
 from onelayer.recovery.recover import Recovery, recover
-
-_WIDE = 120  # columns of a screen that has room for every column of a table
 
 
 def demo(
@@ -107,6 +99,15 @@ def recover_command(
     ] = None,
     restarts: Annotated[int, typer.Option(help="Further starts if the first fails.")] = 20,
     max_seconds: Annotated[float | None, typer.Option(help="Give up after so long.")] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Keep the best layer so far in this file, ten seconds old at most."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint of a run that was ended.")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Write the layer even if it is not to be believed.")
     ] = False,
@@ -121,6 +122,10 @@ def recover_command(
         onelayer recover examples.npz --heads 8 -o layer.safetensors
 
         onelayer recover bert.safetensors --heads 12 --rank 32 --bias -o layer.safetensors
+            --checkpoint best.safetensors
+
+        onelayer recover bert.safetensors --heads 12 --rank 32 --bias -o layer.safetensors
+            --checkpoint best.safetensors --resume
 
         onelayer recover folder/ --method sculpt -o layer.safetensors
 
@@ -132,6 +137,7 @@ def recover_command(
         fail(f"{output} holds the examples, expected another file to write to")
     if not output.parent.is_dir():
         fail(f"{output.parent} is no folder, expected one to write {output.name} to")
+    _check_checkpoint(checkpoint, resume, output)
     try:
         with _using(cluster), display.live(err) as listener:
             arrays = _read(file, on_cluster=cluster is not None)
@@ -150,6 +156,8 @@ def recover_command(
                 device=device,
                 restarts=restarts,
                 max_seconds=max_seconds,
+                checkpoint=checkpoint,
+                resume=resume,
                 progress=listener,
             )
         if found.converged or force:
@@ -157,7 +165,9 @@ def recover_command(
     except (ValueError, TypeError, OSError, ImportError) as error:
         fail(str(error))
     except KeyboardInterrupt:  # typer would end here without a word
-        fail("interrupted; nothing was written", code=130)
+        kept = checkpoint is not None and checkpoint.exists()
+        what = f"--resume goes on from {checkpoint}" if kept else "nothing was written"
+        fail(f"interrupted; {what}", code=130)
     _report(found)
     if found.converged or force:
         text = escape(f"Wrote {found.layer} to {output}.")
@@ -167,93 +177,20 @@ def recover_command(
     raise typer.Exit(0 if found.converged else 1)
 
 
-def conditions_command(
-    file: Annotated[Path, typer.Argument(help="A layer that save() or onelayer recover wrote.")],
-    survey: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Compare with N random layers of the same shape, of full rank and scale 2.",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random layers.")] = 0,
-) -> None:
-    """Show how far a layer meets the conditions under which layers provably can be learned.
-
-    The exit status is 0 if all of them hold, 1 if not and 2 if something is wrong with the call.
-
-    Examples:
-
-        onelayer conditions layer.safetensors
-
-        onelayer conditions layer.safetensors --survey 100
-    """
-    try:
-        layer = AttentionLayer.load(file)
-        found = conditions(layer)
-        surveys = {} if survey is None else _survey(layer, survey, seed)
-    except (ValueError, OSError) as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        fail("interrupted", code=130)
-    out.print(_conditions_table(layer, found, surveys))
-    met = sum(condition.holds for condition in found.values())
-    out.print(f"{met} of {len(found)} conditions hold.", highlight=False)
-    if survey is not None:
-        out.print(
-            f"random: median over {survey} random layers of the same shape, and the share of them "
-            "that meets the condition.",
-            highlight=False,
-        )
-    raise typer.Exit(0 if met == len(found) else 1)
-
-
-def _survey(layer: AttentionLayer, samples: int, seed: int) -> dict[str, ConditionSurvey]:
-    """The conditions of random layers of the layer's shape, with a line of progress."""
-    with err.status("Drawing random layers") as status:
-        return survey_conditions(
-            layer.heads,
-            layer.dim,
-            samples=samples,
-            seed=seed,
-            scale=2.0,
-            out_dim=layer.out_dim,
-            progress=lambda done: status.update(f"{done} of {samples} random layers measured"),
-        )
-
-
-def _conditions_table(
-    layer: AttentionLayer, found: dict[str, Condition], surveys: dict[str, ConditionSurvey]
-) -> Table:
-    """One row a condition; where there are surveys, meanings are shown on wide screens only."""
-    with_meaning = not surveys or out.width >= _WIDE
-    table = Table(title=f"Conditions of {layer}", title_justify="left")
-    table.add_column("condition", no_wrap=True)
-    for column in ("measured", "needed"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("holds")
-    if surveys:
-        table.add_column("random:\nmedian", justify="right")
-        table.add_column("random:\nholds", justify="right")
-    if with_meaning:
-        table.add_column("meaning")
-    for name, condition in found.items():
-        cells = [
-            name,
-            f"{condition.measured:.3g}",
-            f"{'>=' if condition.at_least else '<='} {condition.needed:g}",
-            "[green]yes" if condition.holds else "[red]no",
-        ]
-        if surveys:
-            cells += [f"{surveys[name].median:.3g}", f"{surveys[name].share:.0%}"]
-        table.add_row(*cells, *[condition.meaning] * with_meaning)
-    return table
-
-
 def _using(address: str | None) -> AbstractContextManager[None]:
     """The cluster at an address, if there is one."""
     return nullcontext() if address is None else clusters.connected(address)
+
+
+def _check_checkpoint(checkpoint: Path | None, resume: bool, output: Path) -> None:
+    """What `recover` would refuse in the words of Python, and a layer that would be overwritten."""
+    if checkpoint is None:
+        if resume:
+            fail("--resume is given without --checkpoint, expected the file to go on from")
+    elif checkpoint.absolute() == output.absolute():
+        fail(f"{output} is to hold the checkpoint and the layer, expected two files")
+    elif checkpoint.exists() and not resume:
+        fail(f"{checkpoint} exists, expected --resume to go on from it, or another file")
 
 
 def _read(path: Path, on_cluster: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -11,12 +12,14 @@ from onelayer import arrays, attention, chunks, sources
 from onelayer.arrays import Array
 from onelayer.chunks import InMemory
 from onelayer.layer import AttentionLayer
-from onelayer.recovery import examples, lowrank, phases, problem, reduced
+from onelayer.recovery import checkpoint, examples, lowrank, phases, problem, reduced
 from onelayer.recovery.certificate import Certificate, certify
+from onelayer.recovery.checkpoint import Keeper
 from onelayer.recovery.door import Given
+from onelayer.recovery.endings import Ending, Outcome
 from onelayer.recovery.problem import AnyProblem, Frame, Positions, Problem
 from onelayer.recovery.reasons import Reason
-from onelayer.recovery.search import Ending, Outcome, Search
+from onelayer.recovery.search import Search
 from onelayer.recovery.trace import Log
 
 # Held out: a twentieth, or a fifth where examples are plenty, but never more than this many.
@@ -48,6 +51,8 @@ class Task:
     device: str | None
     restarts: int
     polish: bool
+    checkpoint: Path | None = None
+    resumed: AttentionLayer | None = None  # what to go on from
 
     @property
     def precision(self) -> float:
@@ -73,8 +78,17 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
         half = held_out.examples // 2
         seen = held_out.take(np.arange(half)) if half else held_out
         search = _search(task, fitted, seen, log, rng)
+        if task.resumed is not None:
+            begun = checkpoint.heads_in(fitted, task.resumed)
+            search.begun = lowrank.nearest(begun, fitted.dim, task.rank)
+        keeper = None
+        if task.checkpoint is not None:
+            keeper = Keeper(task.checkpoint, fitted, resumed=search.begun is not None)
+            log.keep = keeper.offer
         unknown = task.heads == "auto"
         outcome = search.unknown_heads() if unknown else search.known_heads(int(task.heads))
+        if keeper is not None:
+            keeper.end(outcome.state.fit, outcome.solved)
         if search.looked and half:  # decisions rested on these: the certificate is for the others
             held_out = held_out.take(np.arange(half, held_out.examples))
         certificate = certify(outcome.state.fit, fitted, held_out, task.rank, rng, _DELTA)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from onelayer.inputs import Seed
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import display, door, methods
 from onelayer.recovery.certificate import Certificate
+from onelayer.recovery.checkpoint import path_of, read
 from onelayer.recovery.methods import Answer, Task
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.trace import Log, Measured, TraceRow
@@ -62,6 +64,8 @@ def recover(
     max_steps: int = 3000,
     max_seconds: float | None = None,
     polish: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
+    resume: bool = False,
 ) -> Recovery:
     """Find the attention layer that maps the examples X to Y.
 
@@ -82,6 +86,11 @@ def recover(
     percent. "auto" takes `refine` and, where that ends in a local minimum or the examples do not
     fit in memory, `sculpt` if it applies; the trace says which and why.
 
+    `checkpoint` is a file to which `refine` writes the best layer so far, every ten seconds at
+    most, and `resume=True` goes on from it after the search was killed, with the same examples or
+    with others of the same layer. It is a file like any that `AttentionLayer.save` writes. With it
+    "auto" always takes `refine`.
+
     >>> import onelayer as ol
     >>> layer = ol.AttentionLayer.random(heads=2, dim=4, seed=0)
     >>> X = ol.inputs.boolean(200, 3, 4, seed=1)
@@ -98,6 +107,9 @@ def recover(
         max_seconds = checks.positive_number(max_seconds, "max_seconds")
     if not isinstance(polish, bool):
         raise TypeError(f"polish is {polish!r}, expected True or False")
+    kept = path_of(checkpoint, resume)
+    if kept is not None and method == "sculpt":
+        raise ValueError("checkpoint is given with method 'sculpt', which keeps none")
     arrays.check_device(device)
     rng = np.random.default_rng(seed)
     with _listening(progress) as listener:
@@ -108,7 +120,11 @@ def recover(
         if method == "sculpt":
             door.sculpting(given, heads, bias=bias, causal=causal)
         rank = door.known_rank(rank, given.shape[2])
-        task = Task(given, heads, rank, bias, causal, tol, device, restarts, polish)
+        resumed = None
+        if kept is not None and resume:
+            known = None if heads == "auto" else heads
+            resumed = read(kept, known, given.shape[2:], bias)
+        task = Task(given, heads, rank, bias, causal, tol, device, restarts, polish, kept, resumed)
         answer = _WAYS[method](task, log, rng)
     return Recovery(
         layer=answer.layer,
@@ -123,6 +139,9 @@ def recover(
 
 def _automatic(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     """`refine`, or `sculpt` where that is the better choice or the last resort."""
+    if task.checkpoint is not None:
+        _choose(task, log, "refine, since a checkpoint is kept")
+        return methods.refine(task, log, rng)
     n, tokens, dim, out_dim = task.given.shape
     size = 8.0 * n * tokens * (dim + out_dim)
     fits, sculptable = size <= KEPT_BYTES, _can_be_sculpted(task)
