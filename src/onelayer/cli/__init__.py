@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import onelayer
-from onelayer.cli import lab, recovery
+from onelayer.cli import conditions, lab, recovery
 from onelayer.cli.terminal import out
 
 app = typer.Typer(
@@ -18,7 +18,7 @@ app = typer.Typer(
 )
 app.command()(recovery.demo)
 app.command("recover")(recovery.recover_command)
-app.command("conditions")(recovery.conditions_command)
+app.command("conditions")(conditions.conditions_command)
 app.add_typer(lab.claims, name="claims")
 app.command()(lab.report)
 app.command()(lab.export)

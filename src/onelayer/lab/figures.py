@@ -1,12 +1,14 @@
 """Figures of claims, fit for a paper: measurement with its spread over seeds, prediction beside it.
 
-A claim's `draw` fills a matplotlib figure with these parts; `render` makes a file's content of it.
+A claim's `draw` fills a matplotlib figure with these parts; `render` makes a file's content of it,
+and `drawn` does for figures that belong to no claim.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,6 +105,11 @@ def heat_maps(
 
 def render(claim: Claim, results: Results, file_format: str = "svg") -> bytes:
     """The claim's figure as a file: svg or pdf, the same bytes for the same results."""
+    return drawn(partial(claim.draw, results), file_format)
+
+
+def drawn(draw: Callable[[Figure], None], file_format: str = "svg") -> bytes:
+    """A figure in the style of all others as a file; `draw` fills it and may change its size."""
     if file_format not in FORMATS:
         raise ValueError(f"the format is {file_format!r}, expected one of {', '.join(FORMATS)}")
     try:
@@ -114,7 +121,7 @@ def render(claim: Claim, results: Results, file_format: str = "svg") -> bytes:
         ) from error
     with style.context(["default", _STYLE]):  # whatever the user's own settings are
         figure = Figure(figsize=(7.0, 3.2))
-        claim.draw(results, figure)
+        draw(figure)
         content = io.BytesIO()
         undated = {"Date": None} if file_format == "svg" else {"CreationDate": None}
         figure.savefig(content, format=file_format, metadata=undated)
