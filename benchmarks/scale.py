@@ -131,7 +131,7 @@ def disk(options: argparse.Namespace, folder: Path) -> Iterator[Table]:
                 job,
                 f"{n:,}",
                 f"{size / GIGA:.2f}",
-                f"{found['seconds']:.1f}",
+                f"{found['seconds']:.2f}",
                 f"{found['seconds'] / n * 1e6:.1f}",
                 f"{found['peak']:.2f}",
                 found["result"],
