@@ -38,6 +38,17 @@ def test_the_latest_step_is_shown(screen):
         assert part in text
 
 
+def test_the_clock_goes_on_between_two_steps(screen, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(display, "monotonic", lambda: now[0])
+    with display.live(screen) as listener:
+        listener(row(seconds=2.5))
+        now[0] += 40
+        before = len(screen.file.getvalue())
+        listener.view.refresh()
+        assert "42.5 s" in screen.file.getvalue()[before:]
+
+
 def test_what_is_expected_stays_in_sight(screen):
     with display.live(screen) as listener:
         listener(row(stage="plan", note="about 25 min"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -30,9 +31,9 @@ class Display:
         self._show(_line(row))
 
     def working(self, stage: str, share: float) -> None:
-        """How far the pass over the examples is that a stage is at."""
+        """How far a stage is that goes through the examples."""
         table = Table.grid(padding=(0, 2))
-        table.add_row(f"[bold]{stage}[/bold]", f"{share:.0%} of a pass over the examples")
+        table.add_row(f"[bold]{stage}[/bold]", f"{share:.0%} of the way through the examples")
         self._show(table)
 
     def _show(self, line: Table) -> None:
@@ -56,6 +57,17 @@ def _line(row: TraceRow) -> Table:
         f"{row.heads or '?'} heads",
         f"{row.examples} examples",
         f"relative error [cyan]{row.error:.1e}[/cyan]",
-        f"{row.seconds:.1f} s",
+        _Clock(row.seconds),
     )
     return table
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """Seconds that go on with every refresh: large steps take their time."""
+
+    seconds: float
+    seen: float = field(default_factory=lambda: monotonic())
+
+    def __rich__(self) -> Text:
+        return Text(f"{self.seconds + monotonic() - self.seen:.1f} s")
