@@ -435,12 +435,12 @@ def cholesky(matrix: Array) -> Array | None:
 def inverse(matrix: Array) -> Array:
     """The inverse of a symmetric matrix; for numpy in its memory and by its Cholesky factor."""
     if not array_api_compat.is_numpy_array(matrix):
-        return namespace(matrix).linalg.inv(matrix)
+        return symmetrised(namespace(matrix).linalg.inv(matrix))
     diagonal = matrix.diagonal().copy()
     factor = cholesky(matrix)
     if factor is None:  # what is above the diagonal is still there
         np.einsum("ii->i", matrix)[:] = diagonal
-        return np.linalg.inv(np.triu(matrix) + np.triu(matrix, k=1).T)
+        return symmetrised(np.linalg.inv(np.triu(matrix) + np.triu(matrix, k=1).T))
     (potri,) = get_lapack_funcs(("potri",), (matrix,))
     upper, _ = potri(factor.T, lower=0, overwrite_c=1)
     inverted: Array = upper.T
@@ -448,6 +448,11 @@ def inverse(matrix: Array) -> Array:
         inverted[: strip.start, strip] = inverted[strip, : strip.start].T
         inverted[strip, strip] = mirrored(inverted[strip, strip])
     return inverted
+
+
+def symmetrised(matrix: Array) -> Array:
+    """The mean of a matrix and its transpose."""
+    return (matrix + transpose(matrix)) / 2
 
 
 def solve_lower(lower: Array, right: Array, transposed: bool = False) -> Array:

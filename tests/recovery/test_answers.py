@@ -9,7 +9,7 @@ from cases import random_case
 
 from onelayer import attention
 from onelayer.arrays import like, to_numpy
-from onelayer.recovery import answers
+from onelayer.recovery import answers, derivatives
 
 VARIANTS = [
     {},
@@ -47,7 +47,7 @@ def answers_by_loops(case, weights):
 def test_answers_are_those_of_single_heads(xp_array, variant):
     case = random_case(2, **{"n": 30, "tokens": 3, **variant})
     fit = case.fit(xp_array, per_block=7)
-    answer = answers.answer(fit)
+    answer = answers.answer(fit, derivatives.jacobian(fit))
     expected = answers_by_loops(case, fit.weights)
     rng = np.random.default_rng(0)
     direction = rng.standard_normal(fit.stacked.shape)
@@ -68,7 +68,8 @@ def test_answers_are_those_of_single_heads(xp_array, variant):
 def test_there_is_no_answer_of_an_idle_head():
     case = random_case(2, n=40, tokens=3, heads=2)
     fit = case.fit()
-    assert answers.answer(fit) is not None
+    assert answers.answer(fit, derivatives.jacobian(fit)) is not None
     weights = fit.weights.copy()
     weights[case.X.shape[2] :] *= 1e-5
-    assert answers.answer(replace(fit, weights=weights)) is None
+    idle = replace(fit, weights=weights)
+    assert answers.answer(idle, derivatives.jacobian(idle)) is None

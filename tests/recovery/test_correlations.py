@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from onelayer import AttentionLayer, Reason, attention, chunks, inputs, recover
 from onelayer.arrays import like, to_numpy
 from onelayer.chunks import each
-from onelayer.recovery import correlations, problem, search
+from onelayer.recovery import correlations, derivatives, problem, search
 
 VARIANTS = [{}, {"bias": True}, {"causal": True}, {"masked": True}, {"out_dim": 1}, {"tokens": 2}]
 
@@ -62,6 +62,13 @@ def test_the_span_has_the_strongest_directions_of_the_tensor(xp_array, variant):
     assert shares.min() > 0.97  # iteration has not ended, and neighbours are near
 
 
+def test_listeners_hear_how_far_it_is():
+    heard = []
+    cut = random_case(3).problem().cut(1)
+    correlations.span(cut, 1, np.random.default_rng(0), told=heard.append)
+    assert heard == [0.0, 0.2, 0.4, 0.6, 0.8]
+
+
 def test_the_span_is_the_same_chunk_by_chunk():
     case = random_case(5, n=12, dim=3, masked=True, bias=True)
     posed = case.problem()
@@ -108,24 +115,49 @@ def some_span(xp_array=np.asarray, count=2, dim=3):
     return correlations.Span(dim, xp_array(basis.T.copy()), np.ones(count))
 
 
+def within(span):
+    return correlations.Within(span, scores=chunks.InMemory(()))
+
+
 def test_directions_are_projected_on_the_span(xp_array):
     span = some_span(xp_array)
+    allowed = within(span)
     direction = np.random.default_rng(1).standard_normal((3, 6))
-    once = to_numpy(span.project(xp_array(direction)))
-    np.testing.assert_allclose(to_numpy(span.project(xp_array(once))), once, atol=1e-12)
+    once = to_numpy(allowed.project(xp_array(direction)))
+    np.testing.assert_allclose(to_numpy(allowed.project(xp_array(once))), once, atol=1e-12)
     basis = to_numpy(span.directions)
     flat_once = correlations._flat(once, 3)
     np.testing.assert_allclose(flat_once, correlations._flat(direction, 3) @ basis.T @ basis)
-    moved, same = span.moved(xp_array(direction), xp_array(once))
+    moved, same = allowed.moved(xp_array(direction), xp_array(once))
     np.testing.assert_allclose(to_numpy(moved), direction + once)
-    assert same is span
+    assert same is allowed
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_products_within_the_span_are_those_of_whole_matrices(xp_array, variant):
+    case = random_case(3, **{"n": 25, "dim": 4, "heads": 3, **variant})
+    fit = case.fit(xp_array, per_block=7)
+    span = correlations.span(fit.cut, 2, np.random.default_rng(0))
+    allowed = correlations.within(span, fit.cut)
+    products = derivatives.jacobian(fit)
+    direction = allowed.project(
+        like(np.random.default_rng(1).standard_normal(fit.stacked.shape), fit.stacked)
+    )
+    pairs = [
+        (products.curved(allowed, direction), products.normal(direction)),
+        (derivatives.gradient(fit, products, allowed), derivatives.gradient(fit)),
+    ]
+    for found, whole in pairs:
+        expected = to_numpy(allowed.project(whole))
+        size = max(1e-3, abs(to_numpy(whole)).max())
+        np.testing.assert_allclose(to_numpy(found), expected, rtol=0, atol=1e-5 * size)
 
 
 def test_heads_are_drawn_within_the_span(xp_array):
     span = some_span(xp_array)
     heads = span.drawn(50, np.random.default_rng(2))
     assert heads.shape == (3, 150)
-    np.testing.assert_allclose(to_numpy(span.project(heads)), to_numpy(heads), atol=1e-12)
+    np.testing.assert_allclose(to_numpy(within(span).project(heads)), to_numpy(heads), atol=1e-12)
     norms = np.linalg.norm(correlations._flat(to_numpy(heads), 3), axis=1)
     assert np.sqrt(np.mean(norms**2)) == pytest.approx(1.0, abs=0.2)
 

@@ -192,7 +192,7 @@ def same_with_less_room(xp_array, room, single):
     within = 1e-5 if single else 1e-12
     assert_close(second, to_numpy(first), within)
     assert abs(to_numpy(first)).max() > 0.1
-    sizes = [product.squared_size(direction) for product in products]
+    sizes = [derivatives.squared_size(product.pushed(direction)) for product in products]
     assert sizes[1] == pytest.approx(sizes[0], rel=within)
     assert again.loss == kept.loss
     np.testing.assert_array_equal(to_numpy(again.weights), to_numpy(kept.weights))
@@ -231,8 +231,22 @@ def test_some_is_kept_where_there_is_room_for_that_alone(xp_array):
 def test_squared_size_is_that_of_the_push(xp_array):
     fit = random_case(4, n=12).fit(xp_array, per_block=5)
     _, array = direction_for(fit)
-    size = derivatives.jacobian(fit).squared_size(array)
+    size = derivatives.squared_size(derivatives.jacobian(fit).pushed(array))
     assert size == pytest.approx(np.sum(pushed(fit, array) ** 2), rel=1e-10)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_mixtures_of_the_outputs_give_the_same_products_on_average(xp_array, bias):
+    fit = random_case(4, n=12, dim=3, out_dim=5, bias=bias).fit(xp_array, per_block=5)
+    _, array = direction_for(fit)
+    products, rng = derivatives.jacobian(fit), np.random.default_rng(0)
+    expected = to_numpy(products.normal(array))
+    assert_close(products.sketched(5, rng).normal(array), expected)  # mixed, and none left out
+    few = [to_numpy(products.sketched(2, rng).normal(array)) for _ in range(400)]
+    assert products.sketched(2, rng).weights.shape[1] == 2
+    spread = np.std(few, axis=0) / 20
+    assert abs(np.mean(few, axis=0) - expected).max() < 4.5 * spread.max()
+    assert spread.max() > 1e-3 * abs(expected).max()
 
 
 @pytest.mark.parametrize("tokens", [15, 16, 17, 20])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from onelayer import AttentionLayer, attention, inputs
 from onelayer.arrays import like, to_numpy
-from onelayer.recovery import lowrank, refine
+from onelayer.recovery import derivatives, lowrank, refine
 
 VARIANTS = [
     {},
@@ -205,6 +205,45 @@ def test_a_rough_solve_stops_early(monkeypatch):
         refine.step(replace(begin(case), rough=rough), np.random.default_rng(0))
     assert asked[0] == refine._ROUGH_ENOUGH
     assert asked[-1] < 0.5 * refine._ROUGH_ENOUGH
+
+
+def test_far_from_a_fit_solves_on_a_cpu_see_mixtures_of_many_outputs(monkeypatch):
+    layer = AttentionLayer.random(heads=2, dim=3, out_dim=12, scale=1.5, seed=1)
+    case = solved_case(layer, inputs.gaussian(120, 4, 3, seed=2), None)
+    posed, mixtures = case.problem(), []
+    sketched = derivatives.Jacobian.sketched
+
+    def noted(products, count, rng):
+        mixtures.append(count)
+        return sketched(products, count, rng)
+
+    monkeypatch.setattr(derivatives.Jacobian, "sketched", noted)
+    monkeypatch.setattr(refine, "_MANY_OUTPUTS", 12)
+    stacked = 0.3 * np.random.default_rng(0).standard_normal((3, 6))
+    state = refine.begin(posed, stacked, coarse=True)
+    errors, state = errors_from(state, 40, enough=1e-9)
+    assert errors[-1] <= 1e-9
+    far = sum(error > refine._SKETCHED for error in errors[:-1])
+    assert mixtures == [3] * far  # a quarter of the outputs, and all of them at the end
+    assert far > 2
+    monkeypatch.setattr(refine, "_MANY_OUTPUTS", 13)
+    refine.step(refine.begin(posed, stacked, coarse=True), np.random.default_rng(0))
+    refine.step(refine.begin(posed, stacked), np.random.default_rng(0))
+    assert len(mixtures) == far
+
+
+def test_at_the_limit_of_rounding_no_step_is_sought_for_long(monkeypatch):
+    _, state = errors_from(begin(near_a_solution(0.1)), 12)
+    state = replace(state, damping=1e-3)
+    solves, solve = [], refine._solve
+    monkeypatch.setattr(refine, "_solve", lambda *args: solves.append(1) or solve(*args))
+    monkeypatch.setattr(refine, "_fitted", lambda *args, **kw: replace(state.fit))  # no better
+    assert state.fit.error < 1e-12
+    left = refine.step(state, np.random.default_rng(0), exact=1e-10)
+    assert (len(solves), left.gain, left.fit) == (1, 0.0, state.fit)
+    assert not left.exhausted
+    assert refine.step(state, np.random.default_rng(0)).exhausted
+    assert len(solves) > 10
 
 
 def test_a_step_ends_when_it_is_too_late():

@@ -147,6 +147,16 @@ def test_an_exact_fit_to_few_examples_is_the_end_of_a_large_search(monkeypatch):
     assert {row.stage for row in setting.log.rows} == {"start, few examples"}
 
 
+def test_when_time_is_spent_the_fit_to_few_examples_is_the_end(monkeypatch):
+    monkeypatch.setattr(search, "_LARGE", 0.0)
+    setting, fit, _ = missing_one()
+    setting.log.max_seconds = 1e-9
+    outcome = setting.run("start", fit.stacked, 3, refine.BRISK)
+    assert outcome.ending is Ending.BUDGET
+    assert outcome.state.fit.cut.examples < setting.problem.examples
+    assert {row.stage for row in setting.log.rows} == {"start, few examples"}
+
+
 def test_an_exact_fit_to_few_examples_that_others_do_not_have_is_none(monkeypatch):
     setting, _, true = missing_one()
     monkeypatch.setattr(search, "_LARGE", 0.0)

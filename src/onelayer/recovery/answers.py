@@ -21,8 +21,9 @@ from onelayer import arrays, attention
 from onelayer.arrays import Array
 from onelayer.blocks import sum_over
 from onelayer.chunks import each, merged
+from onelayer.recovery.derivatives import Jacobian
 from onelayer.recovery.problem import Block
-from onelayer.recovery.reduced import Attended, Fit
+from onelayer.recovery.reduced import Attended, Fit, flattened
 
 _LEAST = 1e-3  # eigenvalues are at least this share of their head's mean
 _IDLE = 1e-6  # a head whose mean is below this share of the strongest one's explains nothing
@@ -43,15 +44,15 @@ class Answer:
         return attention.stack(weighted @ arrays.transpose(vectors))
 
 
-def answer(fit: Fit) -> Answer | None:
-    """That of a fit, from one pass over the examples; None if a head is idle.
+def answer(fit: Fit, products: Jacobian) -> Answer | None:
+    """That of a fit and its products, from one pass over the examples; None if a head is idle.
 
     Directions of an idle head are free: measured by what they do, steps would be lost in them.
     """
     xp = arrays.namespace(fit.stacked)
-    projections = xp.reshape(fit.weights[: fit.stacked.shape[1], :], (fit.heads, fit.cut.dim, -1))
-    sums = each(_chunk_answers, fit.cut.chunks, fit.attended, arrays.single(projections))
-    values, vectors = xp.linalg.eigh(merged(sums, operator.add) / fit.cut.rows)
+    sums = each(_chunk_answers, products.blocks, products.attended, products.images)
+    matrices = attention.unstack(merged(sums, operator.add), fit.cut.dim)
+    values, vectors = xp.linalg.eigh(matrices / fit.cut.rows)
     mean = xp.mean(values, axis=1, keepdims=True)
     if not float(xp.min(mean)) > _IDLE * float(xp.max(mean)):
         return None
@@ -59,14 +60,18 @@ def answer(fit: Fit) -> Answer | None:
 
 
 def _chunk_answers(
-    blocks: Sequence[Block], attended: Sequence[Attended], projections: Array
+    blocks: Sequence[Block], attended: Sequence[Attended], images: Sequence[Array]
 ) -> Array:
-    """Σ_a V_a W_i W_iᵀ V_a over all rows of a chunk, (m, d, d)."""
-    pairs = zip(blocks, attended, strict=True)
-    return sum_over(pairs, lambda pair: _answers(pair[0].keys, pair[1].attention, projections))
+    """Σ_a V_a W_i W_iᵀ V_a over all rows of a chunk, side by side (d, m·d)."""
+
+    def term(place: tuple[Block, Attended, Array]) -> Array:
+        block, one, image = place
+        return _answers(block.keys, one.attention, image)
+
+    return sum_over(zip(blocks, attended, images, strict=True), term)
 
 
-def _answers(keys: Array, weights: Array, projections: Array) -> Array:
+def _answers(keys: Array, weights: Array, images: Array) -> Array:
     """The same for one block.
 
     V_a = Xᵀ C_a X with C_a = diag(p_a) - p_a p_aᵀ. With G = X W Wᵀ Xᵀ and U = P G the sum of
@@ -75,15 +80,16 @@ def _answers(keys: Array, weights: Array, projections: Array) -> Array:
         Pᵀ P ∘ G - (P ∘ U)ᵀ P - Pᵀ (P ∘ U) + Pᵀ diag(s) P,    s_a = p_a G p_aᵀ.
     """
     xp, turned = arrays.namespace(keys), arrays.transpose
-    keys, weights = arrays.single(keys), arrays.single(weights)
-    heads, (n, tokens, dim) = projections.shape[0], keys.shape
-    flat = xp.reshape(keys, (1, n * tokens, dim))
-    images = xp.reshape(flat @ projections, (heads, n, tokens, -1))
-    inner = images @ turned(images)  # G, (m, n, k, k)
-    rows = xp.permute_dims(xp.reshape(weights, (n, tokens, heads, tokens)), (2, 0, 1, 3))  # P
+    keys, weights, images = (arrays.single(one) for one in (keys, weights, images))
+    n, tokens, dim = keys.shape
+    heads = weights.shape[1] // tokens
+    images = xp.reshape(images, (n, heads, tokens, -1))
+    inner = images @ turned(images)  # G, (n, m, k, k)
+    rows = xp.permute_dims(xp.reshape(weights, (n, tokens, heads, tokens)), (0, 2, 1, 3))  # P
     crossed = rows * (rows @ inner)  # P ∘ U
     mixed = turned(crossed) @ rows
     sizes = xp.sum(crossed, axis=-1, keepdims=True)
     within = (turned(rows) @ rows) * inner - mixed - turned(mixed) + turned(rows) @ (sizes * rows)
-    moved = xp.reshape(within @ keys[None, ...], (heads, n * tokens, dim))
-    return arrays.double(turned(moved) @ flat)
+    within = xp.reshape(xp.permute_dims(within, (0, 2, 1, 3)), weights.shape)
+    moved = xp.reshape(within @ keys, (n * tokens, heads * dim))
+    return arrays.double(turned(flattened(keys)) @ moved)

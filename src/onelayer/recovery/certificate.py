@@ -176,7 +176,8 @@ def _head_scales(products: Jacobian, start: Array, dim: int) -> Array:
     for head in range(start.shape[1] // dim):
         only = arrays.like((columns == head).astype(float)[None], start)
         alone = start * only
-        answers.append(products.squared_size(alone) / (arrays.squared_norm(alone) or 1.0))
+        size = derivatives.squared_size(products.pushed(alone))
+        answers.append(size / (arrays.squared_norm(alone) or 1.0))
     strength = np.sqrt(np.array(answers) / (max(answers) or 1.0))
     return arrays.like(strength[columns][None], start)
 
@@ -221,7 +222,7 @@ def _extreme_eigenvalues(
     diagonal: list[float] = []
     beside: list[float] = []
     while True:
-        image = tangent.curved(products, xp.reshape(basis[-1, :], shape) * units)
+        image = products.curved(tangent, xp.reshape(basis[-1, :], shape) * units)
         image = xp.reshape(image * units, (size,))  # units are alike for all of a head
         diagonal.append(float(xp.sum(image * basis[-1, :])))
         for _ in range(2):

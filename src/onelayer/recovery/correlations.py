@@ -36,10 +36,11 @@ import numpy as np
 from onelayer import arrays, attention
 from onelayer.arrays import Array
 from onelayer.blocks import sum_over
-from onelayer.chunks import Chunks, each, merged
+from onelayer.chunks import Chunks, InMemory, Told, each, gathered, merged, untold
 from onelayer.recovery import derivatives, reduced
 from onelayer.recovery.derivatives import Jacobian
 from onelayer.recovery.problem import Block, Cut
+from onelayer.recovery.reduced import Attended
 
 _SPARE = 4  # directions that orthogonal iteration carries along beside those asked for
 _ROUNDS = 5
@@ -49,7 +50,7 @@ _RIDGE = 1e-10  # of the regression on tokens, relative to its mean eigenvalue
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """Heads that are combinations of orthonormal directions (count, p·d): where a search may go.
+    """Heads that are combinations of orthonormal directions (count, p·d).
 
     `strengths` are the singular values of the directions, in descending order.
     """
@@ -57,20 +58,6 @@ class Span:
     dim: int
     directions: Array
     strengths: np.ndarray[Any, Any]
-
-    def project(self, direction: Array) -> Array:
-        """The nearest allowed direction to (p, m·d)."""
-        basis = arrays.like(self.directions, direction)
-        inside = (_flat(direction, self.dim) @ arrays.transpose(basis)) @ basis
-        return _stacked(inside, self.dim)
-
-    def curved(self, products: Jacobian, direction: Array) -> Array:
-        """S times an allowed direction, projected on the allowed ones."""
-        return self.project(products.normal(direction))
-
-    def moved(self, stacked: Array, direction: Array) -> tuple[Array, Span]:
-        """It is flat: heads stay in it, and so do the directions."""
-        return stacked + direction, self
 
     @property
     def stacked(self) -> Array:
@@ -84,10 +71,67 @@ class Span:
         return _stacked(arrays.like(coefficients, self.directions) @ self.directions, self.dim)
 
 
-def span(cut: Cut, count: int, rng: np.random.Generator, rows: Chunks | None = None) -> Span:
+@dataclass(frozen=True, eq=False)
+class Within:
+    """Directions within a span: where a search among so few numbers may go.
+
+    `scores` are x_a D x_b for all directions D of the span, arrays (n, k, count, k) block by block:
+    with them, changes of all scores are combinations of numbers that are there.
+    """
+
+    span: Span
+    scores: Chunks
+
+    def project(self, direction: Array) -> Array:
+        """The nearest allowed direction to (p, m·d)."""
+        return self._combined(self._coefficients(direction))
+
+    def pushed(self, products: Jacobian, direction: Array) -> Chunks:
+        """J times an allowed direction."""
+        spread = (self.scores, products.attended, products.images)
+        moved: Chunks = each(_push, *spread, self._coefficients(direction))
+        return moved
+
+    def pulled(self, products: Jacobian, rows: Chunks) -> Array:
+        """Jᵀ u, projected on the allowed directions."""
+        spread = (self.scores, products.attended, products.images, rows)
+        return self._combined(merged(each(_pull, *spread), operator.add))
+
+    def moved(self, stacked: Array, direction: Array) -> tuple[Array, Within]:
+        """It is flat: heads stay in it, and so do the directions."""
+        return stacked + direction, self
+
+    def _coefficients(self, direction: Array) -> Array:
+        """(p, m·d) -> (m, count)."""
+        basis = arrays.like(self.span.directions, direction)
+        return _flat(direction, self.span.dim) @ arrays.transpose(basis)
+
+    def _combined(self, coefficients: Array) -> Array:
+        """(m, count) -> (p, m·d)."""
+        basis = arrays.like(self.span.directions, coefficients)
+        return _stacked(coefficients @ basis, self.span.dim)
+
+
+def within(span: Span, cut: Cut) -> Within:
+    """The directions within a span, for steps on these examples.
+
+    Scores are held whatever there is room for: in float32 they are less than the examples.
+    """
+    scores = each(_scores, reduced.in_single(cut), arrays.single(span.stacked))
+    return Within(span, InMemory(tuple(gathered(scores))))
+
+
+def span(
+    cut: Cut,
+    count: int,
+    rng: np.random.Generator,
+    rows: Chunks | None = None,
+    told: Told = untold,
+) -> Span:
     """The `count` strongest directions in what is not linear in the tokens, or in given rows.
 
-    `rows` are tuples of arrays (n·k, e), block by block, such as what a fit leaves over.
+    `rows` are tuples of arrays (n·k, e), block by block, such as what a fit leaves over. `told`
+    hears how far it is.
     """
     rows = _not_linear(cut) if rows is None else rows
     sample = merged(each(_sample, cut.chunks), _first)
@@ -99,7 +143,8 @@ def span(cut: Cut, count: int, rng: np.random.Generator, rows: Chunks | None = N
     passed: list[tuple[Array, Array]] = []  # orthonormal heads, and what T makes of them
     most = cut.dim * min(sample.shape) // spread  # blocks, or there would be no room for more
     with arrays.rough_products(against):
-        for _ in range(_ROUNDS):
+        for done in range(_ROUNDS):
+            told(done / _ROUNDS)
             against = _orthonormal(against, spread)
             heads = merged(each(_heads_from, parts, against), operator.add)
             passed = passed[1 - most :] if most > 1 else []
@@ -150,6 +195,58 @@ def _stacked(flat: Array, dim: int) -> Array:
     """(m, p·d) -> (p, m·d)."""
     xp = arrays.namespace(flat)
     return attention.stack(xp.reshape(flat, (flat.shape[0], -1, dim)))
+
+
+# Within a span, for one chunk, a sequence of blocks
+
+
+def _scores(blocks: Sequence[Block], stacked: Array) -> tuple[Array, ...]:
+    def of_block(block: Block) -> Array:
+        n, tokens, dim = block.keys.shape
+        found = derivatives.scores_of(block.keys, reduced.flattened(block.queries) @ stacked)
+        return arrays.namespace(found).reshape(found, (n, tokens, stacked.shape[1] // dim, tokens))
+
+    return tuple(map(of_block, blocks))
+
+
+def _push(
+    scores: Sequence[Array],
+    attended: Sequence[Attended],
+    images: Sequence[Array],
+    coefficients: Array,
+) -> tuple[Array, ...]:
+    """J times combinations of directions, (n·k, e) for every block."""
+
+    def moved(place: tuple[Array, Attended, Array]) -> Array:
+        there, one, image = place
+        change = coefficients @ arrays.like(there, coefficients)
+        change = arrays.namespace(change).reshape(change, one.attention.shape)
+        return derivatives.outputs_change(image, one.attention, change)
+
+    return tuple(map(moved, zip(scores, attended, images, strict=True)))
+
+
+def _pull(
+    scores: Sequence[Array],
+    attended: Sequence[Attended],
+    images: Sequence[Array],
+    rows: Sequence[Array],
+) -> Array:
+    """Jᵀ u by its inner products with the directions, (m, count), summed over the blocks."""
+
+    def term(place: tuple[Array, Attended, Array, Array]) -> Array:
+        there, one, image, outputs = place
+        xp = arrays.namespace(outputs)
+        n, tokens, _, _ = there.shape
+        change = derivatives.change_from(image, one.attention, outputs)
+        change = xp.reshape(change, (n, tokens, change.shape[1] // tokens, tokens))
+        flat, against = (
+            xp.reshape(xp.permute_dims(one, (2, 0, 1, 3)), (one.shape[2], -1))
+            for one in (change, arrays.like(there, outputs))
+        )
+        return flat @ arrays.transpose(against)
+
+    return sum_over(zip(scores, attended, images, rows, strict=True), term)
 
 
 # For one chunk, a sequence of blocks. Products are in float32: directions come from them, no more.

@@ -9,6 +9,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
 
 from onelayer import arrays, attention
 from onelayer.arrays import Array
@@ -20,6 +23,18 @@ from onelayer.recovery.reduced import Attended, Fit
 
 # With few keys a sum over them is faster as a product with a matrix of ones.
 _FEW_KEYS = 16
+
+
+class Directions(Protocol):
+    """Where heads (p, m·d) may go: directions are projected, and steps stay among such heads.
+
+    `pushed` is J times an allowed direction, and `pulled` Jᵀ times rows, projected.
+    """
+
+    def project(self, direction: Array) -> Array: ...
+    def pushed(self, products: Jacobian, direction: Array) -> Chunks: ...
+    def pulled(self, products: Jacobian, rows: Chunks) -> Array: ...
+    def moved(self, stacked: Array, direction: Array) -> tuple[Array, Self]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +56,13 @@ class Jacobian:
         """Jᵀ u."""
         return merged(each(_pull, self.blocks, self.attended, self.images, rows), operator.add)
 
-    def squared_size(self, direction: Array) -> float:
-        """|J dΘ|²."""
-        return float(merged(each(reduced.squares, self.pushed(direction)), operator.add))
-
     def normal(self, direction: Array) -> Array:
         """S dΘ = Jᵀ (I - H (HᵀH)⁻¹ Hᵀ) J dΘ."""
         return self.transposed(self.unexplained(self.pushed(direction)))
+
+    def curved(self, allowed: Directions, direction: Array) -> Array:
+        """S times an allowed direction, projected on the allowed ones."""
+        return allowed.pulled(self, self.unexplained(allowed.pushed(self, direction)))
 
     def pushed(self, direction: Array) -> Chunks:
         """J dΘ: (p, m·d) -> (n·k, e) for every block."""
@@ -63,6 +78,23 @@ class Jacobian:
         left: Chunks = each(reduced.less_fitted, moved, self.attended, undone)
         return left
 
+    def sketched(self, count: int, rng: np.random.Generator) -> Jacobian:
+        """The same for so many random mixtures of the outputs: S on average, and far cheaper.
+
+        Orthonormal columns Q (e, count), times the root of e / count, mix the outputs: a layer that
+        answers with them has the projections W_i Q.
+        """
+        outputs = int(self.weights.shape[1])
+        mixtures, _ = np.linalg.qr(rng.standard_normal((outputs, count)))
+        mixtures = mixtures * (outputs / count) ** 0.5
+        weights = self.weights @ arrays.like(mixtures, self.weights)
+        return _with_images(self.cut, self.blocks, self.attended, weights, self.inverse)
+
+
+def squared_size(moved: Chunks) -> float:
+    """|u|² of rows."""
+    return float(merged(each(reduced.squares, moved), operator.add))
+
 
 def _push(
     blocks: Sequence[Block],
@@ -74,8 +106,8 @@ def _push(
 
     def moved(place: tuple[Block, Attended, Array]) -> Array:
         block, one, image = place
-        scores = _scores(block.keys, reduced.flattened(block.queries) @ direction)
-        return outputs_change(image, one.attention, scores)
+        change = scores_of(block.keys, reduced.flattened(block.queries) @ direction)
+        return outputs_change(image, one.attention, change)
 
     return tuple(map(moved, zip(blocks, attended, images, strict=True)))
 
@@ -143,11 +175,11 @@ def softmax_change(keys: Array, weights: Array, rows: Array) -> Array:
 
     This map is symmetric: it is the covariance of the tokens under the attention.
     """
-    change = attention_change(weights, _scores(keys, rows))
+    change = attention_change(weights, scores_of(keys, rows))
     return arrays.namespace(rows).reshape(change @ keys, rows.shape)
 
 
-def _scores(keys: Array, rows: Array) -> Array:
+def scores_of(keys: Array, rows: Array) -> Array:
     """r_ai x_b, (n, k·m, k)."""
     n, tokens, dim = keys.shape
     by_head = (n, tokens * (rows.shape[1] // dim), dim)
@@ -183,8 +215,16 @@ def jacobian(fit: Fit, single: bool = False) -> Jacobian:
             attended = cut.kept(
                 each(_single_attended, attended), reduced.per_row(cut, fit.heads), 4
             )
-    images = each(_images, blocks, _side_by_side(weights, fit.heads, cut.dim), fit.heads)
-    images = cut.kept(images, fit.heads * weights.shape[1], arrays.itemsize(weights))
+    return _with_images(cut, blocks, attended, weights, inverse)
+
+
+def _with_images(
+    cut: Cut, blocks: Chunks, attended: Chunks, weights: Array, inverse: Array
+) -> Jacobian:
+    """The products with these weights, tokens projected by them."""
+    heads = (int(weights.shape[0]) - int(cut.output_bias)) // cut.dim
+    images = each(_images, blocks, _side_by_side(weights, heads, cut.dim), heads)
+    images = cut.kept(images, heads * weights.shape[1], arrays.itemsize(weights))
     return Jacobian(cut, blocks, attended, images, weights, inverse)
 
 
@@ -193,11 +233,15 @@ def _single_attended(attended: Sequence[Attended]) -> tuple[Attended, ...]:
     return tuple(Attended(small(one.attention), small(one.features)) for one in attended)
 
 
-def gradient(fit: Fit, products: Jacobian | None = None) -> Array:
+def gradient(
+    fit: Fit, products: Jacobian | None = None, allowed: Directions | None = None
+) -> Array:
     """Jᵀ r: minus half the gradient of the sum of squares (the regression part vanishes).
 
-    `products` at the fit are used if they are as precise as it is.
+    `products` at the fit are used if they are as precise as it is. Projected on what is `allowed`.
     """
     if products is None or not fit.single:
         products = jacobian(fit)
-    return arrays.double(products.transposed(fit.residuals))
+    if allowed is None:
+        return arrays.double(products.transposed(fit.residuals))
+    return arrays.double(allowed.pulled(products, fit.residuals))

@@ -27,7 +27,10 @@ class Ending(Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A fit, to all training examples or exact on few, how it ended, and whether it is noise."""
+    """A fit, how it ended, and whether it is noise.
+
+    It is one to all training examples, or exact on few, or that to few when time was spent.
+    """
 
     state: refine.State
     ending: Ending

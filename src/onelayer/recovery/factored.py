@@ -1,4 +1,4 @@
-"""Products with S within the tangent space of matrices of low rank, at a third of the cost of J.
+"""Products with J within the tangent space of matrices of low rank, at a third of the cost.
 
 A tangent direction is D_i = L_i R_iᵀ of rank 2r (see `lowrank.py`), with one column more for the
 row of the key bias. Its scores x_a D_i x_b are inner products of x_a L_i and x_b R_i, so that
@@ -16,26 +16,28 @@ from onelayer import arrays
 from onelayer.arrays import Array
 from onelayer.attention import stack, unstack
 from onelayer.blocks import sum_over
-from onelayer.chunks import each, merged
+from onelayer.chunks import Chunks, each, merged
 from onelayer.recovery import derivatives
 from onelayer.recovery.derivatives import Jacobian
 from onelayer.recovery.problem import Block
 from onelayer.recovery.reduced import Attended, flattened
 
 
-def normal(products: Jacobian, left: Array, right: Array, direction: Array) -> Array:
-    """S dΘ, projected on the tangent space, of a direction (p, m·d) that is in it.
-
-    `left` and `right` are the bases U and V, (m, d, r).
-    """
-    xp, dim = arrays.namespace(direction), left.shape[1]
+def pushed(products: Jacobian, left: Array, right: Array, direction: Array) -> Chunks:
+    """J dΘ of a direction (p, m·d) in the tangent space with the bases U and V, (m, d, r)."""
     left, right = arrays.like(left, direction), arrays.like(right, direction)
-    factors = _factors(unstack(direction, dim), left, right)
-    moved = each(_push, products.blocks, products.attended, products.images, *factors)
-    spread = (products.blocks, products.attended, products.images, products.unexplained(moved))
-    bases = stack(xp.concat([left, right], axis=0))
-    pulled = merged(each(_pull, *spread, bases), operator.add)
-    return _direction(pulled, left, right, with_bias=direction.shape[0] > dim)
+    factors = _factors(unstack(direction, left.shape[1]), left, right)
+    moved: Chunks = each(_push, products.blocks, products.attended, products.images, *factors)
+    return moved
+
+
+def pulled(products: Jacobian, left: Array, right: Array, rows: Chunks) -> Array:
+    """Jᵀ u, (p, m·d), projected on that tangent space."""
+    left, right = arrays.like(left, products.weights), arrays.like(right, products.weights)
+    bases = stack(arrays.namespace(left).concat([left, right], axis=0))
+    spread = (products.blocks, products.attended, products.images, rows)
+    found = merged(each(_pull, *spread, bases), operator.add)
+    return _direction(found, left, right, with_bias=products.cut.output_bias)
 
 
 def _factors(heads: Array, left: Array, right: Array) -> tuple[Array, Array]:

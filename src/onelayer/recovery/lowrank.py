@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from onelayer import arrays
 from onelayer.arrays import Array
 from onelayer.attention import stack, unstack
+from onelayer.chunks import Chunks
 from onelayer.recovery import factored
 from onelayer.recovery.derivatives import Jacobian
 
@@ -59,11 +60,23 @@ class Tangent:
         matrix = inside + ((matrix - inside) @ right) @ arrays.transpose(right)
         return stack(xp.concat([matrix, rest], axis=1))
 
-    def curved(self, products: Jacobian, direction: Array) -> Array:
-        """S times an allowed direction, projected on the allowed ones."""
+    def pushed(self, products: Jacobian, direction: Array) -> Chunks:
+        """J times an allowed direction."""
+        thin = self._thin_bases()
+        return factored.pushed(products, *thin, direction) if thin else products.pushed(direction)
+
+    def pulled(self, products: Jacobian, rows: Chunks) -> Array:
+        """Jᵀ u, projected on the allowed directions."""
+        thin = self._thin_bases()
+        if thin is None:
+            return self.project(products.transposed(rows))
+        return factored.pulled(products, *thin, rows)
+
+    def _thin_bases(self) -> tuple[Array, Array] | None:
+        """U and V where the rank is so low that products gain by factors."""
         if self.left is None or self.right is None or _THIN * self.left.shape[2] > self.dim:
-            return self.project(products.normal(direction))
-        return factored.normal(products, self.left, self.right, direction)
+            return None
+        return self.left, self.right
 
     def moved(self, stacked: Array, direction: Array) -> tuple[Array, Tangent]:
         """The nearest heads of the rank to those moved in an allowed direction, and their tangent.

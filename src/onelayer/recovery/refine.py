@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from onelayer import arrays
 from onelayer.arrays import Array
 from onelayer.recovery import answers, derivatives, reduced
 from onelayer.recovery.answers import Answer
-from onelayer.recovery.derivatives import Jacobian
+from onelayer.recovery.derivatives import Directions, Jacobian
 from onelayer.recovery.lowrank import Tangent
 from onelayer.recovery.problem import AnyProblem, Cut
 from onelayer.recovery.reduced import Fit
@@ -42,6 +41,8 @@ _SLOW = 0.2  # a step near an exact fit that gains less than a factor of five is
 _NEAR = 1e-6  # loss below which a fit counts as near
 _ROUGH_ENOUGH = 1e-4  # the share of the squared residual that three digits can reach
 _COARSE = 2e-3  # error above which large problems are fitted in float32
+_SKETCHED = 2e-2  # error above which solves on a CPU see mixtures of the outputs
+_OUTPUTS_IN_A_MIXTURE, _MANY_OUTPUTS = 4, 128
 _IN_BASIN = 1e-3  # loss below which a fit is in the basin of a good one
 
 
@@ -63,17 +64,6 @@ class Gait:
 
 BRISK = Gait(0.5, first_damping=0.1, relaxation=4.0, inexactness=0.1, patience=12)
 GENTLE = Gait(0.2, first_damping=1.0, relaxation=1.2, inexactness=0.3, patience=60)
-
-
-class Directions(Protocol):
-    """Where heads (p, m·d) may go: directions are projected, and steps stay among such heads.
-
-    `curved` is S times an allowed direction, projected.
-    """
-
-    def project(self, direction: Array) -> Array: ...
-    def curved(self, products: Jacobian, direction: Array) -> Array: ...
-    def moved(self, stacked: Array, direction: Array) -> tuple[Array, Self]: ...
 
 
 @dataclass(frozen=True)
@@ -136,12 +126,21 @@ def in_full(state: State) -> State:
     return replace(state, fit=reduced.fit(fit.cut, fit.stacked)) if fit.single else state
 
 
-def step(state: State, rng: np.random.Generator, late: Callable[[], bool] = never) -> State:
-    """Try steps of growing damping until one lowers the loss, or none does, or it is too late."""
+def step(
+    state: State, rng: np.random.Generator, late: Callable[[], bool] = never, exact: float = 0.0
+) -> State:
+    """Try steps of growing damping until one lowers the loss, or none does, or it is too late.
+
+    At an error of `exact` or less rounding may be all that is left: the first that fails is the
+    last.
+    """
     fit = state.fit
     products = derivatives.jacobian(fit, single=state.single)
-    gradient = state.allowed.project(derivatives.gradient(fit, products))
-    measure = _Measure(state.allowed, answers.answer(fit) if state.weighted else None)
+    gradient = derivatives.gradient(fit, products, state.allowed)
+    measure = _Measure(state.allowed, answers.answer(fit, products) if state.weighted else None)
+    outputs = int(fit.weights.shape[1])
+    if fit.single and not state.rough and fit.error > _SKETCHED and outputs >= _MANY_OUTPUTS:
+        products = products.sketched(outputs // _OUTPUTS_IN_A_MIXTURE, rng)
     curvature = _mean_curvature(products, measure, gradient, rng)
     gait = state.current_gait
     enough = gait.inexactness * min(1.0, 10.0 * fit.error)
@@ -169,11 +168,13 @@ def step(state: State, rng: np.random.Generator, late: Callable[[], bool] = neve
                     gain=gain,
                 )
                 return _finer(following) if slow else following
+        if fit.error <= exact:
+            break
         damping *= 4
-    if late():
+    if late() or fit.error <= exact:
         return replace(state, products=spent, gain=0.0)
     if state.rough or state.single:  # the direction may have been lost in rounding
-        return step(_finer(state), rng, late)
+        return step(_finer(state), rng, late, exact)
     return replace(state, damping=np.inf, products=spent, gain=0.0)
 
 
@@ -209,7 +210,7 @@ def _mean_curvature(
     probe = arrays.like(rng.standard_normal(gradient.shape), products.weights)
     probe = measure.allowed.project(probe)
     size = float(arrays.namespace(probe).sum(probe * measure.times(probe)))
-    return products.squared_size(probe) / size
+    return derivatives.squared_size(measure.allowed.pushed(products, probe)) / size
 
 
 def _solve(
@@ -234,7 +235,7 @@ def _solve(
     direction, solution = measure.over(residual), xp.zeros_like(residual)
     current, used, path = 1.0, 0, []
     while current > enough and used < MOST_PRODUCTS and not late():
-        image = measure.allowed.curved(products, direction)
+        image = products.curved(measure.allowed, direction)
         image = image + damping * measure.times(direction)
         bend = float(xp.sum(direction * image))
         if not bend > 0:  # rounding errors are all that is left

@@ -118,7 +118,7 @@ class Search:
                 return Outcome(state, Ending.OVERFITTED)
             if self.log.spent:
                 return Outcome(state, Ending.BUDGET)
-            state = refine.step(state, self.rng, self.log.late)
+            state = refine.step(state, self.rng, self.log.late, ends.exact)
             losses.append(state.fit.loss)
             self.log.add(name, state)
         if state.fit.error <= self._exact:
@@ -139,13 +139,16 @@ class Search:
 
     def located(self, heads: int) -> Array:
         """Heads within the span that correlations show, of the rank asked for."""
-        found = correlations.span(self.problem.cut(heads), heads, self.rng)
+        self.log.stage = "correlations"
+        cut = self.problem.cut(heads)
+        found = correlations.span(cut, heads, self.rng, told=self.log.passing)
         shares = found.strengths / (found.strengths[0] or 1.0)
         note = "singular values " + ", ".join(f"{share:.2f}" for share in shares)
         self.log.measured("correlations", heads, Measured(self.problem.examples, 1.0, note))
         enough = int(_LOCATED_ROWS * heads * self.problem.dim / self.problem.tokens)
         few = self.problem.sample(min(enough, self.problem.examples))
-        state = refine.begin(few, found.drawn(heads, self.rng), found, coarse=True)
+        allowed = correlations.within(found, few.cut(heads))
+        state = refine.begin(few, found.drawn(heads, self.rng), allowed, coarse=True)
         outcome = self._steps("within the span", state, Ends(self.tol, least_gain=_LOCATED))
         return lowrank.nearest(outcome.state.fit.stacked, self.problem.dim, self.rank)
 
@@ -174,7 +177,7 @@ class Search:
         while (part := self._few(found, attempt)) is not None:
             few = staged(f"{name}, few examples", stacked, gait, part, self.tol / 3)
             stacked, gait, attempt = few.state.fit.stacked, refine.BRISK, attempt + 1
-            if large and few.ending is Ending.REACHED and found == heads and self._holds(few):
+            if large and found == heads and (self.log.late() or self._is_exact(few)):
                 return few  # a fit to all of them would only cost
             if few.ending not in (Ending.STUCK, Ending.OVERFITTED):
                 break
@@ -186,8 +189,10 @@ class Search:
             outcome = self.stage(f"{name}, pruned", prune(outcome.state.fit, heads), gait)
         return outcome
 
-    def _holds(self, few: Outcome) -> bool:
-        """Whether an exact fit to few examples is one to others too."""
+    def _is_exact(self, few: Outcome) -> bool:
+        """Whether a fit to few examples is exact, and as much so on others."""
+        if few.ending is not Ending.REACHED:
+            return False
         fit = few.state.fit
         most = _SAME_EXACT * max(fit.error, self.tol)
         self.looked = True
