@@ -41,8 +41,8 @@ def main() -> None:
         table.add_column(column, justify="left" if column in ("layer", "outcome") else "right")
     grid = product(range(1, options.seeds + 1), options.amplitudes, options.examples)
     for seed, amplitude, examples in grid:
-        for name, layer in layers(options, seed):
-            row = measure(name, layer, amplitude, examples, seed, options)
+        for name, layer, rank in layers(options, seed):
+            row = measure(name, layer, rank, amplitude, examples, seed, options)
             table.add_row(*row)
             Console(stderr=True, soft_wrap=True, highlight=False).print(", ".join(row))
     Console().print(table)
@@ -68,20 +68,25 @@ def shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def layers(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, ol.AttentionLayer]]:
-    """The layers of the model that are asked for, and random ones, drawn anew for each seed."""
+def layers(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, ol.AttentionLayer, int]]:
+    """The layers of the model that are asked for, and random ones, drawn anew for each seed.
+
+    With their names, and the rank of their heads.
+    """
     for number in options.layers:
         path = options.model or packaged(PACKAGE) / "model.safetensors"
-        yield str(number), ol.AttentionLayer.from_safetensors(path, layer=number)
+        layer = ol.AttentionLayer.from_safetensors(path, layer=number)
+        yield str(number), layer, layer.dim // layer.heads
     heads, dim, rank = options.shape
     for scale in options.random:
         layer = ol.AttentionLayer.random(heads, dim, scale=scale, rank=rank, seed=seed)
-        yield f"random, scale {scale:g}", layer
+        yield f"random, scale {scale:g}", layer, rank
 
 
 def measure(
     name: str,
     layer: ol.AttentionLayer,
+    rank: int,
     amplitude: float,
     examples: int,
     seed: int,
@@ -92,7 +97,6 @@ def measure(
     X = drawn if options.device == "cpu" else arrays.place(drawn, options.device)
     Y = layer(X)
     peak_memory(X, anew=True)
-    rank = options.shape[2] if layer.key_bias is None else layer.dim // layer.heads
     found = ol.recover(
         X,
         Y,

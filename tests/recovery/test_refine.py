@@ -27,7 +27,8 @@ def begin(case, xp_array=np.asarray, rank=None, weighted=False):
     stacked = like(attention.stack(case.attention, case.key_bias), posed.X)
     stacked = lowrank.nearest(stacked, posed.dim, rank)
     tangent = lowrank.tangent(stacked, posed.dim, rank)
-    return refine.begin(posed, stacked, tangent, weighted=weighted)
+    cut = posed.cut(len(case.attention))
+    return refine.begin(cut, stacked, tangent, weighted=weighted)
 
 
 def near_a_solution(distance, masked=False, causal=False, **layer_options):
@@ -210,7 +211,7 @@ def test_a_rough_solve_stops_early(monkeypatch):
 def test_far_from_a_fit_solves_on_a_cpu_see_mixtures_of_many_outputs(monkeypatch):
     layer = AttentionLayer.random(heads=2, dim=3, out_dim=12, scale=1.5, seed=1)
     case = solved_case(layer, inputs.gaussian(120, 4, 3, seed=2), None)
-    posed, mixtures = case.problem(), []
+    cut, mixtures = case.problem().cut(2), []
     sketched = derivatives.Jacobian.sketched
 
     def noted(products, count, rng):
@@ -220,30 +221,48 @@ def test_far_from_a_fit_solves_on_a_cpu_see_mixtures_of_many_outputs(monkeypatch
     monkeypatch.setattr(derivatives.Jacobian, "sketched", noted)
     monkeypatch.setattr(refine, "_MANY_OUTPUTS", 12)
     stacked = 0.3 * np.random.default_rng(0).standard_normal((3, 6))
-    state = refine.begin(posed, stacked, coarse=True)
+    state = refine.begin(cut, stacked, coarse=True)
     errors, state = errors_from(state, 40, enough=1e-9)
     assert errors[-1] <= 1e-9
     far = sum(error > refine._SKETCHED for error in errors[:-1])
     assert mixtures == [3] * far  # a quarter of the outputs, and all of them at the end
     assert far > 2
     monkeypatch.setattr(refine, "_MANY_OUTPUTS", 13)
-    refine.step(refine.begin(posed, stacked, coarse=True), np.random.default_rng(0))
-    refine.step(refine.begin(posed, stacked), np.random.default_rng(0))
+    refine.step(refine.begin(cut, stacked, coarse=True), np.random.default_rng(0))
+    refine.step(refine.begin(cut, stacked), np.random.default_rng(0))
     assert len(mixtures) == far
 
 
 def test_at_the_limit_of_rounding_no_step_is_sought_for_long(monkeypatch):
     _, state = errors_from(begin(near_a_solution(0.1)), 12)
-    state = replace(state, damping=1e-3)
+    state = replace(state, damping=1e-3, single=True)
     solves, solve = [], refine._solve
-    monkeypatch.setattr(refine, "_solve", lambda *args: solves.append(1) or solve(*args))
+
+    def noted(products, *arguments):
+        solves.append(products.weights.dtype.itemsize)
+        return solve(products, *arguments)
+
+    monkeypatch.setattr(refine, "_solve", noted)
     monkeypatch.setattr(refine, "_fitted", lambda *args, **kw: replace(state.fit))  # no better
     assert state.fit.error < 1e-12
     left = refine.step(state, np.random.default_rng(0), exact=1e-10)
-    assert (len(solves), left.gain, left.fit) == (1, 0.0, state.fit)
-    assert not left.exhausted
+    assert solves == [4, 8]  # once in float32, once in float64
+    assert (left.gain, left.fit, left.exhausted) == (0.0, state.fit, False)
     assert refine.step(state, np.random.default_rng(0)).exhausted
     assert len(solves) > 10
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_where_float32_fails_a_fit_in_float64_follows(monkeypatch, single):
+    case = near_a_solution(0.5)
+    cut = case.problem().cut(2)
+    stacked = attention.stack(case.attention)
+    state = replace(refine.begin(cut, stacked, coarse=True), single=single, damping=1e6)
+    assert state.fit.single
+    monkeypatch.setattr(refine, "_fitted", lambda *args, coarse: replace(state.fit, loss=np.inf))
+    left = refine.step(state, np.random.default_rng(0))
+    assert left.exhausted
+    assert left.fit.single is not single
 
 
 def test_a_step_ends_when_it_is_too_late():

@@ -14,7 +14,7 @@ from recoveries import in_blocks, solved
 from onelayer import AttentionLayer, arrays, chunks, inputs, sources
 from onelayer.arrays import to_numpy
 from onelayer.chunks import InMemory, OneByOne
-from onelayer.recovery import derivatives, door, methods, problem, reduced
+from onelayer.recovery import answers, derivatives, door, lowrank, methods, problem, reduced
 from onelayer.recovery.trace import Log
 
 pytestmark = pytest.mark.usefixtures("calm")
@@ -159,6 +159,33 @@ def test_any_cutting_gives_the_same_sums(data, case):
         derivatives.jacobian(found).normal(direction),
         derivatives.jacobian(expected).normal(direction),
     )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_chunk_of_which_all_is_held_out_changes_nothing(bias):
+    layer = AttentionLayer.random(heads=2, dim=8, rank=2, bias=bias, seed=0)
+    X = inputs.boolean(30, 3, 8, seed=1)
+    Y, held_out = layer(X), np.arange(10, 20)
+    cuts = [0, 10, 20, 30]
+    given = {"X": in_blocks(X, cuts), "Y": in_blocks(Y, cuts), "mask": None}
+    rest = np.setdiff1d(np.arange(30), held_out)
+    scales = problem.scales_of((arrays.largest(X), arrays.largest(Y)))
+    spread = problem.pose_spread(sources.source(given), scales, held_out, rest, False, bias)
+    plain = problem.pose(X[rest], Y[rest], None, False, bias)
+    heads = np.random.default_rng(2).standard_normal((8 + bias, 16)) / 4
+    stacked = lowrank.nearest(heads, 8, 2)
+    allowed = lowrank.tangent(stacked, 8, 2)
+    found, expected = (
+        reduced.fit(replace(posed.cut(2), room=0), stacked) for posed in (spread, plain)
+    )
+    products = [derivatives.jacobian(fit) for fit in (found, expected)]
+    close(*(derivatives.gradient(fit, None, allowed) for fit in (found, expected)))
+    close(*(one.curved(allowed, allowed.project(heads)) for one in products))
+    preconditioned = [
+        answers.answer(fit, one).times(heads, 1.0)
+        for fit, one in zip((found, expected), products, strict=True)
+    ]
+    np.testing.assert_allclose(*preconditioned, atol=1e-4)
 
 
 def close(found, expected):

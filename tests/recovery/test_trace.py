@@ -9,7 +9,9 @@ def test_the_log_counts_tells_and_ends():
     heard = []
     log = Log(max_steps=2, max_seconds=None, listener=heard.append)
     case = random_case(0, n=60, heads=3)
-    state = refine.begin(case.problem(), attention.stack(case.attention), None)
+    state = refine.begin(
+        case.problem().cut(len(case.attention)), attention.stack(case.attention), None
+    )
     assert not log.spent
     log.add("one", state)
     assert not log.spent
@@ -34,7 +36,12 @@ def test_what_a_phase_measured_is_a_row_like_any_other():
     heard = []
     log = Log(max_steps=3, max_seconds=None, listener=heard.append)
     case = random_case(0, n=60, heads=3)
-    log.add("start", refine.begin(case.problem(), attention.stack(case.attention), None))
+    log.add(
+        "start",
+        refine.begin(
+            case.problem().cut(len(case.attention)), attention.stack(case.attention), None
+        ),
+    )
     log.measured("phase 1", 0, Measured(examples=500, error=0.25, note="by correlation"))
     assert not log.spent
     log.measured("phase 5", 2, Measured(examples=7, error=float("inf"), note=""))
@@ -61,7 +68,12 @@ def test_what_a_phase_measured_is_a_row_like_any_other():
 def test_steps_have_no_note():
     log = Log(max_steps=2, max_seconds=None)
     case = random_case(0, n=60)
-    log.add("start", refine.begin(case.problem(), attention.stack(case.attention), None))
+    log.add(
+        "start",
+        refine.begin(
+            case.problem().cut(len(case.attention)), attention.stack(case.attention), None
+        ),
+    )
     assert log.rows[0].note == ""
 
 

@@ -102,7 +102,8 @@ def recover_command(
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Keep the best layer so far in this file, ten seconds old at most."
+            metavar="FILE",
+            help="Keep the best layer so far in this file, written every ten seconds at most.",
         ),
     ] = None,
     resume: Annotated[
@@ -121,10 +122,10 @@ def recover_command(
 
         onelayer recover examples.npz --heads 8 -o layer.safetensors
 
-        onelayer recover bert.safetensors --heads 12 --rank 32 --bias -o layer.safetensors
+        onelayer recover examples.safetensors --heads 12 --rank 32 --bias -o layer.safetensors
             --checkpoint best.safetensors
 
-        onelayer recover bert.safetensors --heads 12 --rank 32 --bias -o layer.safetensors
+        onelayer recover examples.safetensors --heads 12 --rank 32 --bias -o layer.safetensors
             --checkpoint best.safetensors --resume
 
         onelayer recover folder/ --method sculpt -o layer.safetensors

@@ -83,7 +83,7 @@ def _answers(keys: Array, weights: Array, images: Array) -> Array:
     keys, weights, images = (arrays.single(one) for one in (keys, weights, images))
     n, tokens, dim = keys.shape
     heads = weights.shape[1] // tokens
-    images = xp.reshape(images, (n, heads, tokens, -1))
+    images = xp.reshape(images, (n, heads, tokens, images.shape[2]))
     inner = images @ turned(images)  # G, (n, m, k, k)
     rows = xp.permute_dims(xp.reshape(weights, (n, tokens, heads, tokens)), (0, 2, 1, 3))  # P
     crossed = rows * (rows @ inner)  # P ∘ U

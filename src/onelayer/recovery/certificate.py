@@ -195,7 +195,7 @@ def _separable(fit: Fit) -> np.ndarray[Any, Any]:
     explain: large where next to nothing is left.
     """
     dim = fit.cut.dim
-    inverse = arrays.to_numpy(reduced.ridged_inverse(fit.gram))
+    inverse = arrays.to_numpy(reduced.ridged_inverse(fit))
     left = [
         1 / np.linalg.norm(inverse[i * dim : (i + 1) * dim, i * dim : (i + 1) * dim], 2)
         for i in range(fit.heads)
@@ -212,8 +212,9 @@ def _extreme_eigenvalues(
     Directions are measured in units of 1/scale, head by head; one that is not heard at all counts
     in units of its own. The smallest value is an upper bound of the true one.
 
-    New vectors are made orthogonal to all before, twice over. The steps end when the residual of
-    the smallest value is below a third of that value, or of what counts as zero.
+    New vectors are made orthogonal to all before, twice over, and kept in the tangent space: what
+    rounding adds outside of it would grow to a vector that S sends to zero. The steps end when the
+    residual of the smallest value is below a third of that value, or of what counts as zero.
     """
     xp = arrays.namespace(start)
     shape, size = start.shape, math.prod(start.shape)
@@ -227,6 +228,7 @@ def _extreme_eigenvalues(
         diagonal.append(float(xp.sum(image * basis[-1, :])))
         for _ in range(2):
             image = image - (basis @ image) @ basis
+        image = xp.reshape(tangent.project(xp.reshape(image, shape)), (size,))
         length = arrays.squared_norm(image) ** 0.5
         matrix = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
         values, vectors = np.linalg.eigh(matrix)

@@ -32,37 +32,47 @@ class Keeper:
 
     path: Path
     frame: Frame
-    least: float = np.inf  # error of what is in the file
+    least: float = np.inf  # error of the best fit so far
     examples: int = 0  # and on how many
-    written: float = -np.inf  # when that was
+    waiting: AttentionLayer | None = None  # its layer, if it is not in the file yet
+    written: float = -np.inf  # when the file was
     resumed: bool = False  # whether the first fit is that of the file
 
     def offer(self, fit: Fit) -> None:
-        """Write a fit, unless it is no better, or it is too soon."""
+        """Keep a fit if it is better, for now in memory if it is too soon to write it."""
         if self.resumed:
             self.least, self.examples, self.resumed = fit.error, fit.cut.examples, False
-        elif self._is_better(fit) and time.monotonic() - self.written >= _EVERY:
-            self.write(fit)
+        elif self._is_better(fit):
+            self._take(fit)
+        if time.monotonic() - self.written >= _EVERY:
+            self.flush()
 
     def end(self, fit: Fit, solved: bool) -> None:
-        """Write the last fit if that is the answer, or better."""
-        if solved or fit.error < self.least:
-            self.write(fit)
+        """Keep the last fit if that is the answer, or better."""
+        if solved or self._is_better(fit):
+            self._take(fit)
 
     def _is_better(self, fit: Fit) -> bool:
         """Whether a fit is; one to fewer examples fits them better than it fits others."""
-        most = self.least * (_OVERFITTED if fit.cut.examples > self.examples else 1.0)
-        return fit.error < most
+        trust = 1.0
+        if fit.cut.examples != self.examples:
+            trust = _OVERFITTED if fit.cut.examples > self.examples else 1 / _OVERFITTED
+        return fit.error < trust * self.least
 
-    def write(self, fit: Fit) -> None:
-        """Write a fit; a full disk is no reason to give up a search."""
+    def _take(self, fit: Fit) -> None:
+        self.least, self.examples = fit.error, fit.cut.examples
+        self.waiting = self.frame.layer(fit.stacked, fit.weights)
+
+    def flush(self) -> None:
+        """Write what is waiting; a full disk is no reason to give up a search."""
+        if self.waiting is None:
+            return
         try:
-            self.frame.layer(fit.stacked, fit.weights).save(self.path)
+            self.waiting.save(self.path)
         except OSError as error:
             warnings.warn(f"checkpoint {self.path} was not written: {error}", stacklevel=2)
             return
-        self.least, self.examples = fit.error, fit.cut.examples
-        self.written = time.monotonic()
+        self.waiting, self.written = None, time.monotonic()
 
 
 def path_of(checkpoint: Any, resume: Any) -> Path | None:

@@ -117,7 +117,9 @@ def within(span: Span, cut: Cut) -> Within:
 
     Scores are held whatever there is room for: in float32 they are less than the examples.
     """
-    scores = each(_scores, reduced.in_single(cut), arrays.single(span.stacked))
+    scores = each(
+        _scores, cut.in_single(int(span.directions.shape[0])), arrays.single(span.stacked)
+    )
     return Within(span, InMemory(tuple(gathered(scores))))
 
 
@@ -241,8 +243,8 @@ def _pull(
         change = derivatives.change_from(image, one.attention, outputs)
         change = xp.reshape(change, (n, tokens, change.shape[1] // tokens, tokens))
         flat, against = (
-            xp.reshape(xp.permute_dims(one, (2, 0, 1, 3)), (one.shape[2], -1))
-            for one in (change, arrays.like(there, outputs))
+            xp.reshape(xp.permute_dims(scores, (2, 0, 1, 3)), (scores.shape[2], n * tokens**2))
+            for scores in (change, arrays.like(there, outputs))
         )
         return flat @ arrays.transpose(against)
 

@@ -208,7 +208,7 @@ def jacobian(fit: Fit, single: bool = False) -> Jacobian:
     weights, inverse = fit.weights, fit.inverse
     if single or fit.single:
         weights, inverse = arrays.single(weights), arrays.single(inverse)
-        blocks = reduced.in_single(cut)
+        blocks = cut.in_single(fit.heads)
         if isinstance(attended, OneByOne):  # not held: computed anew, and rather in float32
             attended = reduced.attended_at(cut, blocks, arrays.single(fit.stacked))
         elif not fit.single:

@@ -10,7 +10,7 @@ from onelayer.recovery import refine
 _EXPECTED = 0.7  # a stage is stuck if its gait's patience leaves more than this share of the loss
 _EAGER_PATIENCE = 5  # where something better is waiting and steps are dear
 _HALTED, _HALTED_AFTER = 0.95, 2  # and two steps that leave more than this share end a stage there
-_NEAR_PATIENCE, _NEAR = 40, 1e-5  # near an exact fit slow progress is conditioning: be patient
+_NEAR_PATIENCE, _NEAR_ERROR = 40, 1e-5  # near a fit slow progress is conditioning: be patient
 _STATIONARY = 1e-7  # a step that gains less than this share of the loss gains nothing
 _ROUNDING_GAIN = 0.5  # share of the loss: steps on what is not rounding gain more, near a fit
 
@@ -29,7 +29,7 @@ class Ending(Enum):
 class Outcome:
     """A fit, how it ended, and whether it is noise.
 
-    It is one to all training examples, or exact on few, or that to few when time was spent.
+    It is a fit to all training examples, unless one to few of them is exact or time was spent.
     """
 
     state: refine.State
@@ -55,14 +55,15 @@ class Ends:
         """Why a stage with these losses ends at this state; None while it goes on."""
         if state.fit.error <= self.target:
             return Ending.REACHED
-        if state.fit.error <= self.exact and state.gain < _ROUNDING_GAIN:
+        finest = not (state.rough or state.single)
+        if finest and state.fit.error <= self.exact and state.gain < _ROUNDING_GAIN:
             return Ending.REACHED
         if state.exhausted:
             return Ending.STATIONARY
         if len(losses) > 1 and state.gain < self.least_gain and state.damping < 1e-2:
             return Ending.STATIONARY
-        patience = _NEAR_PATIENCE if state.fit.error < _NEAR else state.current_gait.patience
-        if self.eager and state.fit.error > _NEAR:
+        patience = _NEAR_PATIENCE if state.fit.error < _NEAR_ERROR else state.current_gait.patience
+        if self.eager and state.fit.error > _NEAR_ERROR:
             patience = _EAGER_PATIENCE
             if state.products > refine.MOST_PRODUCTS or _halted(losses):
                 return Ending.STUCK

@@ -121,7 +121,10 @@ def _pull(
         across = arrays.transpose(change) @ inside[:, :heads, ...]
         along = change @ inside[:, heads:, ...]
         sums = xp.sum(change, axis=2)[:, :, :, None]
-        parts = [xp.reshape(_by_row(part), (n * tokens, -1)) for part in (across, along, sums)]
+        parts = [
+            xp.reshape(_by_row(part), (n * tokens, heads * part.shape[3]))
+            for part in (across, along, sums)
+        ]
         return arrays.transpose(flattened(block.keys)) @ xp.concat(parts, axis=1)
 
     return sum_over(zip(blocks, attended, images, rows, strict=True), term)

@@ -71,7 +71,7 @@ class Answer:
 
 
 def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
-    """Gauss-Newton steps from random starts."""
+    """Gauss-Newton steps, from random starts, from correlations or from a checkpoint."""
     log.stage = "whitening"
     fitted, held_out = _posed(task, log, rng)
     with arrays.calm_threads(_product_size(fitted, task.heads)):
@@ -85,15 +85,25 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
         if task.checkpoint is not None:
             keeper = Keeper(task.checkpoint, fitted, resumed=search.begun is not None)
             log.keep = keeper.offer
-        unknown = task.heads == "auto"
-        outcome = search.unknown_heads() if unknown else search.known_heads(int(task.heads))
-        if keeper is not None:
-            keeper.end(outcome.state.fit, outcome.solved)
+        outcome = _searched(task, search, keeper)
         if search.looked and half:  # decisions rested on these: the certificate is for the others
             held_out = held_out.take(np.arange(half, held_out.examples))
         certificate = certify(outcome.state.fit, fitted, held_out, task.rank, rng, _DELTA)
     reason = _reason(outcome, certificate, fitted, task, search.richer_error)
     return _answer(task, fitted, outcome.state.fit, reason, certificate)
+
+
+def _searched(task: Task, search: Search, keeper: Keeper | None) -> Outcome:
+    """The outcome of a search; the best that it came to is kept also where it is interrupted."""
+    try:
+        unknown = task.heads == "auto"
+        outcome = search.unknown_heads() if unknown else search.known_heads(int(task.heads))
+        if keeper is not None:
+            keeper.end(outcome.state.fit, outcome.solved)
+        return outcome
+    finally:
+        if keeper is not None:
+            keeper.flush()
 
 
 def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:

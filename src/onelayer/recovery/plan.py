@@ -17,6 +17,7 @@ from onelayer.recovery.problem import AnyProblem, Problem
 
 _STEPS, _PRODUCTS = 50, 700
 _IN_FULL = 0.3  # the share of steps that are fitted in float64, at twice the cost
+_IN_MIXTURES = 0.5  # the share of its cost that a product has on a CPU: most see fewer outputs
 _TRIAL_ROWS = 2048
 
 
@@ -46,6 +47,8 @@ def plan(problem: AnyProblem, heads: int, examples: int) -> Plan:
     size += max(_held_by_steps(problem, heads, count) for count in (examples, problem.examples))
     unit = 2.0 * rows * problem.dim * features  # tokens times a matrix for each head
     product = 3 * unit + 2.0 * features**2 * problem.out_dim
+    if arrays.gpu_memory(problem.whitening) is None:
+        product *= _IN_MIXTURES
     fit = (1 + _IN_FULL) * (5 * unit + rows * features**2 + features**3)
     operations = _PRODUCTS * product + _STEPS * (fit + 3 * unit)
     return Plan(examples, size, operations * _seconds_per_operation(problem.whitening, features))

@@ -20,7 +20,7 @@ import numpy as np
 
 from onelayer import arrays, attention, blocks, chunks
 from onelayer.arrays import Array
-from onelayer.chunks import Chunks, InMemory, OneByOne, Told, untold
+from onelayer.chunks import Chunks, InMemory, OneByOne, Told, each, untold
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import passes
 from onelayer.sources import CHUNK_BYTES, Chunk, Source
@@ -55,6 +55,7 @@ class Cut:
     examples: int
     tokens: int
     dim: int
+    out_dim: int
     equations: int
     output_bias: bool
     room: int  # bytes that may be held between two passes
@@ -66,6 +67,19 @@ class Cut:
     def kept(self, values: Any, numbers: int, itemsize: int = 8) -> Any:
         """Values of so many numbers a row, held for the next pass if there is room for them."""
         return chunks.kept(values, float(itemsize) * self.rows * numbers, self.room)
+
+    def in_single(self, heads: int) -> Chunks:
+        """The blocks in float32, for what is computed from them for so many heads.
+
+        Held, what is computed from them would be held too: they are not if that has no room.
+        """
+        blocks = each(_in_single, self.chunks)
+        held = self.kept(blocks, 2 * self.dim + 1 + self.out_dim, 4)
+        if isinstance(held, InMemory) and not isinstance(self.chunks, InMemory):
+            size = 4 * self.rows * numbers_per_row(heads, self.dim, self.tokens, self.out_dim)
+            return held if size <= self.room else _anew(held.values)
+        spread: Chunks = held
+        return spread
 
 
 @dataclass(frozen=True)
@@ -117,6 +131,14 @@ class Frame:
         """Attention and features of one example."""
         return 8 * self.tokens * heads * (self.dim + self.tokens)
 
+    def _held_per_example(self, heads: int) -> int:
+        """The bytes that are held of one example between two passes, if there is room."""
+        return 8 * self.tokens * numbers_per_row(heads, self.dim, self.tokens, self.out_dim)
+
+    def _cut(self, spread: Chunks, examples: int, equations: int, room: int) -> Cut:
+        shape = (self.tokens, self.dim, self.out_dim)
+        return Cut(spread, examples, *shape, equations, self.bias, room)
+
 
 @dataclass(frozen=True)
 class Problem(Frame):
@@ -148,10 +170,10 @@ class Problem(Frame):
     def cut(self, heads: int) -> Cut:
         """The examples in blocks, all in one chunk if what is computed from them can be held."""
         parts = self.blocks(heads)
-        size = self.examples * self._bytes_per_example(heads)
+        size = self.examples * self._held_per_example(heads)
         room = chunks.room(self.X)
         spread = InMemory((parts,)) if size <= room else _anew(_groups(parts, size))
-        return Cut(spread, self.examples, self.tokens, self.dim, self.equations, self.bias, room)
+        return self._cut(spread, self.examples, self.equations, room)
 
     def blocks(self, heads: int) -> tuple[Block, ...]:
         """The examples in blocks; a single one, empty, where there are no examples."""
@@ -215,10 +237,10 @@ class SpreadProblem(Frame):
         shared = (self.frame, self.held_out, self.device, heads)
         spread = chunks.each(_cut_chunk, self.source.chunks, *shared)
         room = chunks.room(self.whitening)
-        cut = Cut(spread, self.examples, self.tokens, self.dim, self.equations, self.bias, room)
+        cut = self._cut(spread, self.examples, self.equations, room)
         numbers = self.query_dim + self.dim + self.out_dim + self.tokens
         held = cut.kept(spread, numbers)
-        if isinstance(held, InMemory) and self.examples * self._bytes_per_example(heads) > room:
+        if isinstance(held, InMemory) and self.examples * self._held_per_example(heads) > room:
             held = _anew(held.values)  # what is computed from them takes more than they do
         return replace(cut, chunks=held)
 
@@ -245,6 +267,25 @@ def without(chunk: Chunk, held_out: Positions) -> tuple[Array | None, ...]:
 def place_or_none(array: Array | None, device: str | None) -> Array | None:
     """The array on a device; None stays None."""
     return None if array is None else arrays.place(array, device)
+
+
+def numbers_per_row(heads: int, dim: int, tokens: int, out_dim: int) -> int:
+    """What is computed of a row: attention, features, and tokens as all heads project them."""
+    return heads * (dim + tokens + out_dim)
+
+
+def _in_single(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    small = arrays.single
+    return tuple(
+        Block(
+            small(block.queries),
+            small(block.keys),
+            small(block.outputs),
+            block.allowed,
+            None if block.counted is None else small(block.counted),
+        )
+        for block in blocks
+    )
 
 
 def _groups(parts: tuple[Block, ...], size: int) -> list[tuple[Block, ...]]:

@@ -90,7 +90,8 @@ def fit(cut: Cut, stacked: Array, single: bool = False) -> Fit:
     In float32 if `single`: half the work, and enough as long as the error is far above its rounding
     errors. The inverse and the weights are float64 always.
     """
-    blocks = in_single(cut) if single else cut.chunks
+    heads = int(stacked.shape[1] // cut.dim)
+    blocks = cut.in_single(heads) if single else cut.chunks
     attended = attended_at(cut, blocks, arrays.single(stacked) if single else stacked)
     gram = arrays.double(merged(each(_gram, attended), operator.add))
     inverse = _inverse(gram, _SINGLE_RIDGE if single else _RIDGE)
@@ -161,30 +162,6 @@ def squares(rows: Sequence[Array]) -> float:
     return sum(arrays.squared_norm(row) for row in rows)
 
 
-# In float32, and one below the other
-
-
-def in_single(cut: Cut) -> Chunks:
-    """The blocks in float32."""
-    blocks = each(_single_blocks, cut.chunks)
-    kept: Chunks = cut.kept(blocks, 3 * cut.dim + 1, 4)
-    return kept
-
-
-def _single_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    small = arrays.single
-    return tuple(
-        Block(
-            small(block.queries),
-            small(block.keys),
-            small(block.outputs),
-            block.allowed,
-            None if block.counted is None else small(block.counted),
-        )
-        for block in blocks
-    )
-
-
 def flattened(tokens: Array) -> Array:
     """Tokens (n, k, d) one below the other, (n·k, d)."""
     return arrays.namespace(tokens).reshape(tokens, (-1, tokens.shape[2]))
@@ -228,10 +205,12 @@ def _inverse(gram: Array, ridge: float = _RIDGE) -> Array:
     return inverse
 
 
-def ridged_inverse(gram: Array) -> Array:
+def ridged_inverse(fit: Fit) -> Array:
     """(HᵀH + ridge)⁻¹, large in directions that features do not have: what pseudo-inverses hide."""
-    inverse = _with_ridge(gram, _RIDGE)
-    return _with_ridge(gram, SINGULAR_RIDGE) if _is_singular(gram, inverse) else inverse
+    if fit.single:
+        return _with_ridge(fit.gram, _SINGLE_RIDGE)
+    inverse = _with_ridge(fit.gram, _RIDGE)
+    return _with_ridge(fit.gram, SINGULAR_RIDGE) if _is_singular(fit.gram, inverse) else inverse
 
 
 def _with_ridge(gram: Array, ridge: float) -> Array:
@@ -260,7 +239,7 @@ def cost_of_dropping(fit: Fit) -> list[float]:
     """
     xp = arrays.namespace(fit.stacked)
     dim = fit.cut.dim
-    inverse = ridged_inverse(fit.gram)
+    inverse = ridged_inverse(fit)
     costs = []
     for head in range(fit.heads):
         part = slice(head * dim, (head + 1) * dim)

@@ -22,6 +22,7 @@ show the missing one, and it is put in that place (see `Search.repaired`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -41,8 +42,9 @@ _FEWEST_EQUATIONS = 1.2
 _FIRST_EQUATIONS = 6.0
 _LARGE_EQUATIONS = 4.0  # or of a large problem, whose steps are dear, so many
 _WORTH_A_STAGE = 1.5  # a stage on few examples pays if all are at least so many times as many
-_SCARCE_EQUATIONS = 3.5  # with fewer than this per unknown the first start is gentle too
-_OVERFITTED, _IN_BASIN = 3.0, 1e-3  # held-out error over error, from which examples are too few
+_SCARCE_EQUATIONS = 3.5  # with fewer than this per unknown a first start at random is gentle too
+# Examples are too few from this ratio of held-out error to error, above this error, on.
+_OVERFITTED, _IN_BASIN = 3.0, 1e-3
 _GLANCE = 250  # held-out examples that are enough to see that
 _SAME_EXACT = 10.0  # times the error: held-out errors of an exact fit are not larger than that
 _SAME_LOSS, _SAME_HEADS = 1e-3, 1e-2  # relative differences within which two minima are one
@@ -51,6 +53,7 @@ _JUDGED = 20_000  # examples that stay elsewhere: so many are brought here to te
 _LARGE = 2e10  # floating point operations of a product with S, from which a problem is large
 _LOCATED = 3e-2  # heads are found in their span well enough when a step gains less than this
 _LOCATED_ROWS = 4.0  # for that so many rows per feature are enough
+_REPAIRED = 0.95  # a head that was missing leaves less than this share of the loss
 _MISSING_SCORE = 2.0  # standard deviation of the scores of a head that was missing, as a first try
 _ELIMINATION = 1e-10  # and so is one this good: the regression loses that where heads coincide
 
@@ -92,9 +95,10 @@ class Search:
         An eager stage is left sooner, for something better.
         """
         allowed = lowrank.tangent(stacked, self.problem.dim, self.rank)
-        dear = self._is_large(int(stacked.shape[1] // self.problem.dim))
+        heads = int(stacked.shape[1] // self.problem.dim)
+        dear = self._is_large(heads)
         state = refine.begin(
-            problem or self.problem,
+            (problem or self.problem).cut(heads),
             stacked,
             allowed,
             gait,
@@ -123,6 +127,8 @@ class Search:
             self.log.add(name, state)
         if state.fit.error <= self._exact:
             ending = Ending.REACHED
+        elif ending is Ending.STATIONARY and self.log.late():  # a step that was broken off
+            ending = Ending.BUDGET
         return Outcome(state, ending)
 
     @property
@@ -145,9 +151,10 @@ class Search:
         shares = found.strengths / (found.strengths[0] or 1.0)
         note = "singular values " + ", ".join(f"{share:.2f}" for share in shares)
         self.log.measured("correlations", heads, Measured(self.problem.examples, 1.0, note))
-        enough = int(_LOCATED_ROWS * heads * self.problem.dim / self.problem.tokens)
-        few = self.problem.sample(min(enough, self.problem.examples))
-        allowed = correlations.within(found, few.cut(heads))
+        rows = self.problem.equations / (self.problem.examples * self.problem.out_dim)
+        enough = math.ceil(_LOCATED_ROWS * heads * self.problem.dim / rows)
+        few = self.problem.sample(min(enough, self.problem.examples)).cut(heads)
+        allowed = correlations.within(found, few)
         state = refine.begin(few, found.drawn(heads, self.rng), allowed, coarse=True)
         outcome = self._steps("within the span", state, Ends(self.tol, least_gain=_LOCATED))
         return lowrank.nearest(outcome.state.fit.stacked, self.problem.dim, self.rank)
@@ -215,24 +222,20 @@ class Search:
             following = self.stage(
                 f"{name}, a head replaced", repaired, gait, problem, target, eager=True
             )
-            if following.state.fit.loss >= outcome.state.fit.loss:
+            before, after = outcome.state.fit.loss, following.state.fit.loss
+            outcome = following if after < before else outcome
+            if after > _REPAIRED * before:
                 break
-            outcome = following
         return outcome
 
     def repaired(self, fit: Fit) -> Array | None:
         """The heads of a fit with the one that explains least replaced by one that is missing.
 
-        None if the new one explains less than any. It comes from the residuals of all examples. To
-        first order a head and its negative with a negative projection are the same: the better of
-        the two is taken.
+        None if the new one explains less than any. To first order a head and its negative with a
+        negative projection are the same: the better of the two is taken.
         """
         xp = arrays.namespace(fit.stacked)
-        whole = fit
-        if fit.cut.examples < self.problem.examples:
-            whole = reduced.fit(self.problem.cut(fit.heads), fit.stacked, single=True)
-        found = correlations.span(whole.cut, 1, self.rng, whole.residuals)
-        head = lowrank.nearest(found.stacked, self.problem.dim, self.rank)
+        head = self._missing(fit)
         tries = [
             reduced.fit(fit.cut, xp.concat([fit.stacked, score * head], axis=1), single=True)
             for score in (_MISSING_SCORE, -_MISSING_SCORE)
@@ -240,6 +243,16 @@ class Search:
         richer = min(tries, key=lambda one: one.loss)
         stacked, dropped = without_cheapest(richer)
         return None if dropped == fit.heads else stacked
+
+    def _missing(self, fit: Fit) -> Array:
+        """The head that correlations of the residuals of all examples show."""
+        whole = fit
+        if fit.cut.examples < self.problem.examples:
+            whole = reduced.fit(self.problem.cut(fit.heads), fit.stacked, single=True)
+        self.log.stage = "correlations of what is left over"
+        told = self.log.passing
+        found = correlations.span(whole.cut, 1, self.rng, whole.residuals, told)
+        return lowrank.nearest(found.stacked, self.problem.dim, self.rank)
 
     def _few(self, heads: int, attempt: int = 0) -> Problem | None:
         """As few examples as a first stage takes; None if all are hardly more."""
@@ -264,9 +277,10 @@ class Search:
 
     def known_heads(self, heads: int) -> Outcome:
         """The best outcome for a known number of heads, over a first start and escapes."""
+        large = self._is_large(heads)
         scarce = self.equations_per_unknown(heads) < _SCARCE_EQUATIONS
-        gait = refine.GENTLE if scarce else refine.BRISK
-        if self._is_large(heads):
+        gait = refine.GENTLE if scarce and not large else refine.BRISK
+        if large:
             examples = min(self._enough(heads), self.problem.examples)
             expected = plan.plan(self.problem, heads, examples)
             self.log.measured("plan", heads, Measured(examples, 1.0, str(expected)))
