@@ -7,7 +7,7 @@ import numpy as np
 import oracles
 from hypothesis import strategies as st
 
-from onelayer import attention, blocks, chunks, sources
+from onelayer import AttentionLayer, attention, blocks, chunks, inputs, sources
 from onelayer.arrays import largest, like, to_numpy
 from onelayer.chunks import InMemory, OneByOne
 from onelayer.recovery import examples, problem, reduced
@@ -226,3 +226,14 @@ def in_blocks_of(monkeypatch, count, source):
     """Let a block of some examples for the phases be of so many of them."""
     per_example = problem.bytes_in_block(source.tokens, source.dim, source.out_dim)
     in_small_blocks(monkeypatch, count * per_example)
+
+
+def missing_one(xp_array=np.asarray, n=4000, **options):
+    """A problem, a fit with the true heads but for a random one in the place of one, and these."""
+    layer = AttentionLayer.random(heads=3, dim=8, scale=2.0, seed=1, **options)
+    case = solved_case(layer, inputs.boolean(n, 4, 8, seed=2))
+    posed = case.problem(xp_array)
+    true = attention.stack(case.attention, case.key_bias)
+    found = true.copy()
+    found[:, 8:16] = np.random.default_rng(5).standard_normal(found[:, 8:16].shape) / 8
+    return posed, reduced.fit(posed.cut(3), xp_array(found)), true

@@ -174,7 +174,7 @@ def intact(store):
 
 
 def test_killed_again_and_again_nothing_is_lost_repeated_or_corrupt(program, store, tmp_path):
-    log, count, kills = tmp_path / "log", 36, 5
+    log, count, kills = tmp_path / "log", 24, 3
     ends = []
     while not ends or ends[-1] != 0:
         before, lines = finished(store), len(measured(log))

@@ -11,13 +11,13 @@ scale 10, four equations per unknown):
     half of the heads drawn anew                  16 of 23
 
 So escapes alternate between growing the best stuck heads and fresh starts with a head to spare.
-Pruning drops the head that costs least (see `cost_of_dropping`), which merges heads found twice.
+Pruning drops the head that costs least (see `exchange.py`), which merges heads found twice.
 
 Large problems do not begin at random: a step costs seconds there, and a random start needs many
 times the examples. They begin with heads that correlations of outputs and tokens show (see
 `correlations.py`). Where a stage is stuck a weak head is missing, hidden at the start by stronger
 ones, and its place is taken by a head that explains next to nothing: correlations of the residuals
-show the missing one, and it is put in that place (see `Search.repaired`).
+show the missing one, and it is put in that place (see `exchange.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 
 from onelayer import arrays, chunks
 from onelayer.arrays import Array
-from onelayer.recovery import correlations, lowrank, noise, plan, reduced, refine
+from onelayer.recovery import correlations, exchange, lowrank, noise, plan, reduced, refine
 from onelayer.recovery.endings import Ending, Ends, Outcome
 from onelayer.recovery.problem import AnyProblem, Block, Problem
 from onelayer.recovery.reduced import Fit
@@ -54,7 +54,6 @@ _LARGE = 2e10  # floating point operations of a product with S, from which a pro
 _LOCATED = 3e-2  # heads are found in their span well enough when a step gains less than this
 _LOCATED_ROWS = 4.0  # for that so many rows per feature are enough
 _REPAIRED = 0.95  # a head that was missing leaves less than this share of the loss
-_MISSING_SCORE = 2.0  # standard deviation of the scores of a head that was missing, as a first try
 _ELIMINATION = 1e-10  # and so is one this good: the regression loses that where heads coincide
 
 
@@ -193,7 +192,7 @@ class Search:
             outcome = self.stage(name, outcome.state.fit.stacked, gait)  # no longer eager
         if outcome.state.fit.heads > heads:
             self.richer_error = min(self.richer_error, self.decide(name, outcome))
-            outcome = self.stage(f"{name}, pruned", prune(outcome.state.fit, heads), gait)
+            outcome = self.stage(f"{name}, pruned", exchange.prune(outcome.state.fit, heads), gait)
         return outcome
 
     def _is_exact(self, few: Outcome) -> bool:
@@ -216,7 +215,10 @@ class Search:
         """A stage that puts in a missing head whenever it is stuck, as long as that helps."""
         outcome = self.stage(name, stacked, gait, problem, target, eager=True)
         while outcome.ending is Ending.STUCK and not self.log.spent:
-            repaired = self.repaired(outcome.state.fit)
+            fit, told = outcome.state.fit, self.log.passing
+            self.log.stage = "correlations of what is left over"
+            head = exchange.missing(fit, self.problem, self.rank, self.rng, told)
+            repaired = exchange.repaired(fit, head)
             if repaired is None:
                 break
             following = self.stage(
@@ -227,32 +229,6 @@ class Search:
             if after > _REPAIRED * before:
                 break
         return outcome
-
-    def repaired(self, fit: Fit) -> Array | None:
-        """The heads of a fit with the one that explains least replaced by one that is missing.
-
-        None if the new one explains less than any. To first order a head and its negative with a
-        negative projection are the same: the better of the two is taken.
-        """
-        xp = arrays.namespace(fit.stacked)
-        head = self._missing(fit)
-        tries = [
-            reduced.fit(fit.cut, xp.concat([fit.stacked, score * head], axis=1), single=True)
-            for score in (_MISSING_SCORE, -_MISSING_SCORE)
-        ]
-        richer = min(tries, key=lambda one: one.loss)
-        stacked, dropped = without_cheapest(richer)
-        return None if dropped == fit.heads else stacked
-
-    def _missing(self, fit: Fit) -> Array:
-        """The head that correlations of the residuals of all examples show."""
-        whole = fit
-        if fit.cut.examples < self.problem.examples:
-            whole = reduced.fit(self.problem.cut(fit.heads), fit.stacked, single=True)
-        self.log.stage = "correlations of what is left over"
-        told = self.log.passing
-        found = correlations.span(whole.cut, 1, self.rng, whole.residuals, told)
-        return lowrank.nearest(found.stacked, self.problem.dim, self.rank)
 
     def _few(self, heads: int, attempt: int = 0) -> Problem | None:
         """As few examples as a first stage takes; None if all are hardly more."""
@@ -412,7 +388,7 @@ class Search:
         while best.state.fit.heads > 1 and not self.log.spent:
             heads = best.state.fit.heads - 1
             name = f"without one: {heads} head{'s' * (heads > 1)}"
-            outcome = self.stage(name, prune(best.state.fit, heads))
+            outcome = self.stage(name, exchange.prune(best.state.fit, heads))
             error = self.decide(name, outcome)
             if best.ending is Ending.REACHED:
                 as_good = outcome.ending is Ending.REACHED
@@ -430,18 +406,3 @@ class Search:
         self.looked = True
         self.log.add(f"{name}: held out", outcome.state, held_out_error=error)
         return error
-
-
-def prune(fit: Fit, heads: int) -> Array:
-    """The attention matrices of the `heads` heads that are left when the cheapest are dropped."""
-    while fit.heads > heads + 1:
-        fit = reduced.fit(fit.cut, without_cheapest(fit)[0])
-    return without_cheapest(fit)[0] if fit.heads > heads else fit.stacked
-
-
-def without_cheapest(fit: Fit) -> tuple[Array, int]:
-    """The attention matrices without the head that costs least to drop, and which one that is."""
-    dim = fit.cut.dim
-    drop = int(np.argmin(reduced.cost_of_dropping(fit)))
-    kept = [fit.stacked[:, i * dim : (i + 1) * dim] for i in range(fit.heads) if i != drop]
-    return arrays.namespace(fit.stacked).concat(kept, axis=1), drop
