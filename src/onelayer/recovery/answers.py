@@ -21,8 +21,8 @@ from onelayer import arrays, attention
 from onelayer.arrays import Array
 from onelayer.blocks import sum_over
 from onelayer.chunks import each, merged
+from onelayer.recovery.cut import Block
 from onelayer.recovery.derivatives import Jacobian
-from onelayer.recovery.problem import Block
 from onelayer.recovery.reduced import Attended, Fit, flattened
 
 _LEAST = 1e-3  # eigenvalues are at least this share of their head's mean

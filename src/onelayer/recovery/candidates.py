@@ -23,7 +23,8 @@ from onelayer.arrays import Array
 from onelayer.blocks import sum_over
 from onelayer.recovery import derivatives, reduced
 from onelayer.recovery.body import Body
-from onelayer.recovery.problem import Block, Problem
+from onelayer.recovery.cut import Block
+from onelayer.recovery.problem import Problem
 from onelayer.recovery.span import Space
 
 Matrix = np.ndarray[Any, Any]

@@ -24,8 +24,9 @@ import numpy as np
 from onelayer import arrays
 from onelayer.arrays import Array
 from onelayer.recovery import derivatives, lowrank, reduced
+from onelayer.recovery.cut import Block
 from onelayer.recovery.derivatives import Jacobian
-from onelayer.recovery.problem import AnyProblem, Block, Problem
+from onelayer.recovery.problem import AnyProblem, Problem
 from onelayer.recovery.reduced import Fit
 
 _LANCZOS_STEPS = 120

@@ -38,8 +38,8 @@ from onelayer.arrays import Array
 from onelayer.blocks import sum_over
 from onelayer.chunks import Chunks, InMemory, Told, each, gathered, merged, untold
 from onelayer.recovery import derivatives, reduced
+from onelayer.recovery.cut import Block, Cut
 from onelayer.recovery.derivatives import Jacobian
-from onelayer.recovery.problem import Block, Cut
 from onelayer.recovery.reduced import Attended
 
 _SPARE = 4  # directions that orthogonal iteration carries along beside those asked for
@@ -218,14 +218,8 @@ def _push(
     coefficients: Array,
 ) -> tuple[Array, ...]:
     """J times combinations of directions, (n·k, e) for every block."""
-
-    def moved(place: tuple[Array, Attended, Array]) -> Array:
-        there, one, image = place
-        change = coefficients @ arrays.like(there, coefficients)
-        change = arrays.namespace(change).reshape(change, one.attention.shape)
-        return derivatives.outputs_change(image, one.attention, change)
-
-    return tuple(map(moved, zip(scores, attended, images, strict=True)))
+    combined = (coefficients @ arrays.like(one, coefficients) for one in scores)
+    return derivatives.outputs_changes(attended, images, combined)
 
 
 def _pull(
@@ -236,19 +230,18 @@ def _pull(
 ) -> Array:
     """Jᵀ u by its inner products with the directions, (m, count), summed over the blocks."""
 
-    def term(place: tuple[Array, Attended, Array, Array]) -> Array:
-        there, one, image, outputs = place
-        xp = arrays.namespace(outputs)
-        n, tokens, _, _ = there.shape
-        change = derivatives.change_from(image, one.attention, outputs)
+    def term(place: tuple[Array, Array]) -> Array:
+        there, change = place
+        xp, (n, tokens, _, _) = arrays.namespace(change), there.shape
         change = xp.reshape(change, (n, tokens, change.shape[1] // tokens, tokens))
         flat, against = (
-            xp.reshape(xp.permute_dims(scores, (2, 0, 1, 3)), (scores.shape[2], n * tokens**2))
-            for scores in (change, arrays.like(there, outputs))
+            xp.reshape(xp.permute_dims(one, (2, 0, 1, 3)), (one.shape[2], n * tokens**2))
+            for one in (change, arrays.like(there, change))
         )
         return flat @ arrays.transpose(against)
 
-    return sum_over(zip(scores, attended, images, rows, strict=True), term)
+    changes = derivatives.changes_from(attended, images, rows)
+    return sum_over(zip(scores, changes, strict=True), term)
 
 
 # For one chunk, a sequence of blocks. Products are in float32: directions come from them, no more.

@@ -7,7 +7,7 @@ examples, in each of which it is a sum over blocks.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -18,7 +18,7 @@ from onelayer.arrays import Array
 from onelayer.blocks import sum_over
 from onelayer.chunks import Chunks, OneByOne, each, merged
 from onelayer.recovery import reduced
-from onelayer.recovery.problem import Block, Cut
+from onelayer.recovery.cut import Block, Cut
 from onelayer.recovery.reduced import Attended, Fit
 
 # With few keys a sum over them is faster as a product with a matrix of ones.
@@ -96,6 +96,9 @@ def squared_size(moved: Chunks) -> float:
     return float(merged(each(reduced.squares, moved), operator.add))
 
 
+# For one chunk, a sequence of blocks
+
+
 def _push(
     blocks: Sequence[Block],
     attended: Sequence[Attended],
@@ -103,13 +106,8 @@ def _push(
     direction: Array,
 ) -> tuple[Array, ...]:
     """J dΘ: (p, m·d) -> (n·k, e), block by block."""
-
-    def moved(place: tuple[Block, Attended, Array]) -> Array:
-        block, one, image = place
-        change = scores_of(block.keys, reduced.flattened(block.queries) @ direction)
-        return outputs_change(image, one.attention, change)
-
-    return tuple(map(moved, zip(blocks, attended, images, strict=True)))
+    scores = (scores_of(one.keys, reduced.flattened(one.queries) @ direction) for one in blocks)
+    return outputs_changes(attended, images, scores)
 
 
 def _pull(
@@ -120,32 +118,38 @@ def _pull(
 ) -> Array:
     """Jᵀ u: (n·k, e) -> (p, m·d), summed over the blocks."""
 
-    def term(place: tuple[Block, Attended, Array, Array]) -> Array:
-        block, one, image, outputs = place
-        xp = arrays.namespace(outputs)
+    def term(place: tuple[Block, Array]) -> Array:
+        block, change = place
         n, tokens, dim = block.keys.shape
-        change = change_from(image, one.attention, outputs)
-        moved = xp.reshape(change @ block.keys, (n * tokens, change.shape[1] // tokens * dim))
+        shape = (n * tokens, change.shape[1] // tokens * dim)
+        moved = arrays.namespace(change).reshape(change @ block.keys, shape)
         return arrays.transpose(reduced.flattened(block.queries)) @ moved
 
-    return sum_over(zip(blocks, attended, images, rows, strict=True), term)
+    return sum_over(zip(blocks, changes_from(attended, images, rows), strict=True), term)
 
 
-def outputs_change(image: Array, weights: Array, scores: Array) -> Array:
-    """How outputs (n·k, e) change with the scores (n, k·m, k) of the attention."""
-    n, _, tokens = weights.shape
-    change = attention_change(weights, scores)
-    rows = arrays.namespace(change).reshape(change, (n, tokens, image.shape[1]))
-    return reduced.flattened(rows @ image)
+def outputs_changes(
+    attended: Sequence[Attended], images: Sequence[Array], scores: Iterable[Array]
+) -> tuple[Array, ...]:
+    """How outputs (n·k, e) change with scores in the order of the attention, block by block."""
+
+    def of_block(one: Attended, image: Array, moved: Array) -> Array:
+        xp, (n, _, tokens) = arrays.namespace(moved), one.attention.shape
+        change = attention_change(one.attention, xp.reshape(moved, one.attention.shape))
+        return reduced.flattened(xp.reshape(change, (n, tokens, image.shape[1])) @ image)
+
+    return tuple(of_block(*place) for place in zip(attended, images, scores, strict=True))
 
 
-def change_from(image: Array, weights: Array, outputs: Array) -> Array:
-    """How attention would change with scores t_ab = u_a W_iᵀ x_b, (n, k·m, k)."""
-    xp = arrays.namespace(outputs)
-    n, _, tokens = weights.shape
-    rows = xp.reshape(outputs, (n, tokens, outputs.shape[1]))
-    scores = xp.reshape(rows @ arrays.transpose(image), weights.shape)
-    return attention_change(weights, scores)
+def changes_from(
+    attended: Sequence[Attended], images: Sequence[Array], rows: Sequence[Array]
+) -> Iterator[Array]:
+    """How attention would change with scores t_ab = u_a W_iᵀ x_b, (n, k·m, k), block by block."""
+    for one, image, outputs in zip(attended, images, rows, strict=True):
+        xp, (n, _, tokens) = arrays.namespace(outputs), one.attention.shape
+        by_example = xp.reshape(outputs, (n, tokens, outputs.shape[1]))
+        scores = xp.reshape(by_example @ arrays.transpose(image), one.attention.shape)
+        yield attention_change(one.attention, scores)
 
 
 def _side_by_side(weights: Array, heads: int, dim: int) -> Array:

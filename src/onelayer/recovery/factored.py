@@ -18,8 +18,8 @@ from onelayer.attention import stack, unstack
 from onelayer.blocks import sum_over
 from onelayer.chunks import Chunks, each, merged
 from onelayer.recovery import derivatives
+from onelayer.recovery.cut import Block
 from onelayer.recovery.derivatives import Jacobian
-from onelayer.recovery.problem import Block
 from onelayer.recovery.reduced import Attended, flattened
 
 
@@ -27,7 +27,8 @@ def pushed(products: Jacobian, left: Array, right: Array, direction: Array) -> C
     """J dΘ of a direction (p, m·d) in the tangent space with the bases U and V, (m, d, r)."""
     left, right = arrays.like(left, direction), arrays.like(right, direction)
     factors = _factors(unstack(direction, left.shape[1]), left, right)
-    moved: Chunks = each(_push, products.blocks, products.attended, products.images, *factors)
+    spread = (products.blocks, products.attended, products.images)
+    moved: Chunks = each(_push, *spread, *factors, left.shape[0])
     return moved
 
 
@@ -36,7 +37,7 @@ def pulled(products: Jacobian, left: Array, right: Array, rows: Chunks) -> Array
     left, right = arrays.like(left, products.weights), arrays.like(right, products.weights)
     bases = stack(arrays.namespace(left).concat([left, right], axis=0))
     spread = (products.blocks, products.attended, products.images, rows)
-    found = merged(each(_pull, *spread, bases), operator.add)
+    found = merged(each(_pull, *spread, bases, left.shape[0]), operator.add)
     return _direction(found, left, right, with_bias=products.cut.output_bias)
 
 
@@ -83,22 +84,15 @@ def _push(
     images: Sequence[Array],
     left: Array,
     right: Array,
+    heads: int,
 ) -> tuple[Array, ...]:
     """J L Rᵀ, (n·k, e) for every block."""
-    xp = arrays.namespace(left)
 
-    def moved(place: tuple[Block, Attended, Array]) -> Array:
-        block, one, image = place
-        heads = one.attention.shape[1] // block.keys.shape[1]
-        rows, columns = (
-            _by_head(tokens, factor, heads)
-            for tokens, factor in ((block.queries, left), (block.keys, right))
-        )
-        scores = _by_row(rows @ arrays.transpose(columns))
-        scores = xp.reshape(scores, one.attention.shape)
-        return derivatives.outputs_change(image, one.attention, scores)
+    def scores(block: Block) -> Array:
+        rows, columns = _by_head(block.queries, left, heads), _by_head(block.keys, right, heads)
+        return _by_row(rows @ arrays.transpose(columns))
 
-    return tuple(map(moved, zip(blocks, attended, images, strict=True)))
+    return derivatives.outputs_changes(attended, images, map(scores, blocks))
 
 
 def _pull(
@@ -107,15 +101,13 @@ def _pull(
     images: Sequence[Array],
     rows: Sequence[Array],
     bases: Array,
+    heads: int,
 ) -> Array:
     """Gᵀ U, G V and the bias of G = Jᵀ u side by side, (d, 2 m·r + m), from [U V] (d, 2 m·r)."""
 
-    def term(place: tuple[Block, Attended, Array, Array]) -> Array:
-        block, one, image, outputs = place
-        xp = arrays.namespace(outputs)
-        n, tokens, _ = block.keys.shape
-        heads = one.attention.shape[1] // tokens
-        change = derivatives.change_from(image, one.attention, outputs)
+    def term(place: tuple[Block, Array]) -> Array:
+        block, change = place
+        xp, (n, tokens, _) = arrays.namespace(change), block.keys.shape
         change = xp.permute_dims(xp.reshape(change, (n, tokens, heads, tokens)), (0, 2, 1, 3))
         inside = _by_head(block.keys, bases, 2 * heads)
         across = arrays.transpose(change) @ inside[:, :heads, ...]
@@ -127,7 +119,8 @@ def _pull(
         ]
         return arrays.transpose(flattened(block.keys)) @ xp.concat(parts, axis=1)
 
-    return sum_over(zip(blocks, attended, images, rows, strict=True), term)
+    changes = derivatives.changes_from(attended, images, rows)
+    return sum_over(zip(blocks, changes, strict=True), term)
 
 
 def _by_head(tokens: Array, factor: Array, heads: int) -> Array:

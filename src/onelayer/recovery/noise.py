@@ -18,7 +18,7 @@ import numpy as np
 from onelayer import arrays, attention
 from onelayer.arrays import Array
 from onelayer.recovery import reduced
-from onelayer.recovery.problem import Block
+from onelayer.recovery.cut import Block
 from onelayer.recovery.reduced import Fit
 
 _FLIPS = 99

@@ -12,7 +12,6 @@ them chunk by chunk, whenever they are asked for; it can bring a random sample o
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
@@ -20,66 +19,16 @@ import numpy as np
 
 from onelayer import arrays, attention, blocks, chunks
 from onelayer.arrays import Array
-from onelayer.chunks import Chunks, InMemory, OneByOne, Told, each, untold
+from onelayer.chunks import Chunks, InMemory, Told, untold
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import passes
-from onelayer.sources import CHUNK_BYTES, Chunk, Source
+from onelayer.recovery.cut import Block, Cut, anew, groups, numbers_per_row
+from onelayer.sources import Chunk, Source
 
 # A direction in which tokens hardly move is not blown up beyond this: nothing can be learned there.
 _WHITENING_FLOOR = 1e-12
 
 Positions: TypeAlias = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Block:
-    """Some examples, ready for products: queries (n, k, p), keys (n, k, d), outputs (n·k, e).
-
-    `allowed` (n or 1, k, k) says which keys a row may attend to, None for all. Rows of padding
-    attend to nothing and have zero outputs, so they drop out of every sum; `counted` (n·k, 1) is 1
-    for the other rows, None where all count.
-    """
-
-    queries: Array
-    keys: Array
-    outputs: Array
-    allowed: Array | None
-    counted: Array | None
-
-
-@dataclass(frozen=True, eq=False)
-class Cut:
-    """The examples of a problem in blocks that suit the working arrays of so many heads."""
-
-    chunks: Chunks  # of tuples of blocks
-    examples: int
-    tokens: int
-    dim: int
-    out_dim: int
-    equations: int
-    output_bias: bool
-    room: int  # bytes that may be held between two passes
-
-    @property
-    def rows(self) -> int:
-        return self.examples * self.tokens
-
-    def kept(self, values: Any, numbers: int, itemsize: int = 8) -> Any:
-        """Values of so many numbers a row, held for the next pass if there is room for them."""
-        return chunks.kept(values, float(itemsize) * self.rows * numbers, self.room)
-
-    def in_single(self, heads: int) -> Chunks:
-        """The blocks in float32, for what is computed from them for so many heads.
-
-        Held, what is computed from them would be held too: they are not if that has no room.
-        """
-        blocks = each(_in_single, self.chunks)
-        held = self.kept(blocks, 2 * self.dim + 1 + self.out_dim, 4)
-        if isinstance(held, InMemory) and not isinstance(self.chunks, InMemory):
-            size = 4 * self.rows * numbers_per_row(heads, self.dim, self.tokens, self.out_dim)
-            return held if size <= self.room else _anew(held.values)
-        spread: Chunks = held
-        return spread
 
 
 @dataclass(frozen=True)
@@ -172,7 +121,7 @@ class Problem(Frame):
         parts = self.blocks(heads)
         size = self.examples * self._held_per_example(heads)
         room = chunks.room(self.X)
-        spread = InMemory((parts,)) if size <= room else _anew(_groups(parts, size))
+        spread = InMemory((parts,)) if size <= room else anew(groups(parts, size))
         return self._cut(spread, self.examples, self.equations, room)
 
     def blocks(self, heads: int) -> tuple[Block, ...]:
@@ -241,7 +190,7 @@ class SpreadProblem(Frame):
         numbers = self.query_dim + self.dim + self.out_dim + self.tokens
         held = cut.kept(spread, numbers)
         if isinstance(held, InMemory) and self.examples * self._held_per_example(heads) > room:
-            held = _anew(held.values)  # what is computed from them takes more than they do
+            held = anew(held.values)  # what is computed from them takes more than they do
         return replace(cut, chunks=held)
 
 
@@ -267,40 +216,6 @@ def without(chunk: Chunk, held_out: Positions) -> tuple[Array | None, ...]:
 def place_or_none(array: Array | None, device: str | None) -> Array | None:
     """The array on a device; None stays None."""
     return None if array is None else arrays.place(array, device)
-
-
-def numbers_per_row(heads: int, dim: int, tokens: int, out_dim: int) -> int:
-    """What is computed of a row: attention, features, and tokens as all heads project them."""
-    return heads * (dim + tokens + out_dim)
-
-
-def _in_single(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    small = arrays.single
-    return tuple(
-        Block(
-            small(block.queries),
-            small(block.keys),
-            small(block.outputs),
-            block.allowed,
-            None if block.counted is None else small(block.counted),
-        )
-        for block in blocks
-    )
-
-
-def _groups(parts: tuple[Block, ...], size: int) -> list[tuple[Block, ...]]:
-    """Blocks in as many groups as it takes to compute `size` bytes from them chunk by chunk."""
-    step = max(1, len(parts) * CHUNK_BYTES // size)
-    return [parts[i : i + step] for i in range(0, len(parts), step)]
-
-
-def _anew(groups: Sequence[tuple[Block, ...]]) -> OneByOne:
-    """Blocks in memory as chunks that are worked on one after the other, and anew in every pass."""
-
-    def read(positions: Sequence[int]) -> Iterator[tuple[Block, ...]]:
-        return (groups[i] for i in positions)
-
-    return OneByOne(read, tuple(range(len(groups))))
 
 
 def _without_padding(X: Array, Y: Array, mask: Array | None) -> tuple[Array, Array]:

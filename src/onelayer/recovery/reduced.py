@@ -27,7 +27,8 @@ from onelayer import arrays, attention
 from onelayer.arrays import Array
 from onelayer.blocks import map_over, sum_over
 from onelayer.chunks import Chunks, each, merged
-from onelayer.recovery.problem import Block, Cut, Problem
+from onelayer.recovery.cut import Block, Cut
+from onelayer.recovery.problem import Problem
 
 # Relative to the mean eigenvalue of HᵀH: they keep the inverse finite when heads coincide.
 _RIDGE = 1e-13

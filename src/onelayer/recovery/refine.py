@@ -31,9 +31,9 @@ from onelayer import arrays
 from onelayer.arrays import Array
 from onelayer.recovery import answers, derivatives, reduced
 from onelayer.recovery.answers import Answer
+from onelayer.recovery.cut import Cut
 from onelayer.recovery.derivatives import Directions, Jacobian
 from onelayer.recovery.lowrank import Tangent
-from onelayer.recovery.problem import Cut
 from onelayer.recovery.reduced import Fit
 
 _LEAST_DAMPING = 1e-9  # all dampings are relative to the mean curvature

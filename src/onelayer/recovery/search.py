@@ -31,8 +31,9 @@ import numpy as np
 from onelayer import arrays, chunks
 from onelayer.arrays import Array
 from onelayer.recovery import correlations, exchange, lowrank, noise, plan, reduced, refine
+from onelayer.recovery.cut import Block
 from onelayer.recovery.endings import Ending, Ends, Outcome
-from onelayer.recovery.problem import AnyProblem, Block, Problem
+from onelayer.recovery.problem import AnyProblem, Problem
 from onelayer.recovery.reduced import Fit
 from onelayer.recovery.trace import Log, Measured
 
