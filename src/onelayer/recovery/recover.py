@@ -75,8 +75,9 @@ def recover(
     bias; `causal` and `mask` (n, tokens), True for tokens that are there, are as in the layer's
     call, and outputs of padding are passed over. The search ends at a relative error of `tol`, at
     the noise floor, after `restarts` further starts, or when `max_steps` or `max_seconds` are
-    spent. `progress=True` shows a live display, a function is called with every row of the trace.
-    The same seed gives the same bits.
+    spent (the certificate comes on top: for large layers that is minutes on a CPU). `progress=True`
+    shows a live display, a function is called with every row of the trace. The same seed gives the
+    same bits.
 
     `method="refine"` takes Gauss-Newton steps on the attention matrices with the projections
     eliminated. `method="sculpt"` is the provable algorithm in six phases (arXiv 2402.04084), for
