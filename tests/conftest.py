@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 
 # Without it scikit-learn skips its checks of estimators on torch tensors; scipy reads it only once,
 # when it is imported, so it comes before all other imports.
@@ -10,6 +11,10 @@ os.environ.setdefault("COLUMNS", "200")  # read by the consoles of the command l
 
 import hypothesis
 import pytest
+
+# A shell that runs tests in the background has them ignore Ctrl-C, and all that they start too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Derandomised: the same examples on every machine, so that a failure can be repeated.
 hypothesis.settings.register_profile("onelayer", deadline=None, max_examples=25, derandomize=True)
