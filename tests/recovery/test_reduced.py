@@ -235,19 +235,21 @@ def test_squared_size_is_that_of_the_push(xp_array):
     assert size == pytest.approx(np.sum(pushed(fit, array) ** 2), rel=1e-10)
 
 
-def test_in_float32_nothing_is_held_that_has_no_room():
-    case = random_case(4, n=40, dim=3, heads=4, out_dim=5)
-    blocks = 40 * 3 * (2 * 3 + 1 + 5) * 4  # bytes of all blocks, of three tokens each
-    computed = 40 * 3 * 4 * (3 + 3 + 5) * 4  # and of attention, features and projected tokens
+@pytest.mark.parametrize(("out_dim", "narrow"), [(5, False), (40, True)])
+def test_in_float32_nothing_is_held_that_has_no_room(out_dim, narrow):
+    case = random_case(4, n=40, dim=3, heads=4, out_dim=out_dim)
+    blocks = 40 * 3 * (2 * 3 + 1 + out_dim) * 4  # bytes of all blocks, of three tokens each
+    computed = 40 * 3 * 4 * (3 + 3 + out_dim) * 4  # of attention, features and projected tokens
     assert blocks < computed
     whole = case.fit()
-    for room, held in [(blocks, False), (computed, True)]:
+    expected = to_numpy(derivatives.gradient(whole))
+    for room, *held in [(blocks, narrow, False), (computed, True, True)]:
         cut = case.fit(per_block=10, room=room).cut
         fit = reduced.fit(cut, whole.stacked, single=True)
         products = derivatives.jacobian(fit)
-        kept = [isinstance(one, InMemory) for one in (fit.attended, products.images)]
-        assert kept == [held, held]
+        assert [isinstance(one, InMemory) for one in (fit.attended, products.images)] == held
         assert fit.loss == pytest.approx(whole.loss, rel=1e-4)
+        assert_close(derivatives.gradient(fit, products), expected, 1e-3)
 
 
 @pytest.mark.parametrize("bias", [False, True])

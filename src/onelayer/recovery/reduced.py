@@ -103,8 +103,8 @@ def fit(cut: Cut, stacked: Array, single: bool = False) -> Fit:
     for _ in range(1 if single else 2):
         against = merged(each(against_features, attended, rows), operator.add)
         weights = inverse @ arrays.double(against)
-        rows = each(less_fitted, rows, attended, arrays.single(weights) if single else weights)
-        rows = kept_rows(cut, rows, weights)
+        rounded = arrays.single(weights) if single else weights
+        rows = kept_rows(cut, each(less_fitted, rows, attended, rounded), rounded)
         total = total + weights
     loss = merged(each(squares, rows), operator.add) / cut.equations
     return Fit(cut, stacked, attended, gram, inverse, total, rows, loss, single)
