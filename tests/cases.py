@@ -228,6 +228,13 @@ def in_blocks_of(monkeypatch, count, source):
     in_small_blocks(monkeypatch, count * per_example)
 
 
+def solved(heads=3, masked=False, **options):
+    """A layer's own outputs seen with its own attention matrices."""
+    layer = AttentionLayer.random(heads=heads, dim=3, seed=1, **options)
+    mask = random_mask(np.random.default_rng(3), 60, 3) if masked else None
+    return solved_case(layer, inputs.gaussian(60, 3, 3, seed=2), mask)
+
+
 def missing_one(xp_array=np.asarray, n=4000, **options):
     """A problem, a fit with the true heads but for a random one in the place of one, and these."""
     layer = AttentionLayer.random(heads=3, dim=8, scale=2.0, seed=1, **options)

@@ -5,18 +5,11 @@ from dataclasses import replace
 import numpy as np
 import oracles
 import pytest
-from cases import missing_one, random_mask, solved_case
+from cases import missing_one, solved
 
-from onelayer import AttentionLayer, attention, inputs
+from onelayer import attention
 from onelayer.arrays import to_numpy
 from onelayer.recovery import exchange, reduced
-
-
-def solved(heads=3, masked=False, **options):
-    """A layer's own outputs seen with its own attention matrices."""
-    layer = AttentionLayer.random(heads=heads, dim=3, seed=1, **options)
-    mask = random_mask(np.random.default_rng(3), 60, 3) if masked else None
-    return solved_case(layer, inputs.gaussian(60, 3, 3, seed=2), mask)
 
 
 def heads_kept(case, stacked):

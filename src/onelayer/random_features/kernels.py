@@ -132,7 +132,7 @@ def gram(
     for rows, columns in track(tiles(count, others, size), "kernel"):
         part = block(rows, columns)
         if others is None and rows == columns:
-            part = (part + arrays.transpose(part)) / 2  # rounding may differ between the halves
+            part = arrays.symmetrised(part)  # rounding may differ between the halves
         matrix[rows, columns] = part
         if others is None and rows != columns:
             matrix[columns, rows] = arrays.transpose(part)
