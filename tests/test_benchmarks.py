@@ -7,7 +7,13 @@ import pytest
 import scripts
 from models import write_model
 
+import onelayer as ol
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
+needs_bars = pytest.mark.skipif(
+    "advice" not in ol.Recovery.__dataclass_fields__,
+    reason="recoveries come without bars and advice",
+)
 
 
 def table(script, *arguments):
@@ -62,6 +68,40 @@ def test_successes_are_counted_against_equations_per_unknown():
         assert float(row[3]) > 0
         assert row[4] == "0"
     assert "at 6: 1 of 1" in told
+
+
+@needs_bars
+def test_bars_are_compared_with_true_errors(tmp_path):
+    out = ["--out", tmp_path / "bars.jsonl"]
+    arguments = ["bars", "--runs", "4", "--dims", "4", "--max-seconds", "1", "--jobs", "1", *out]
+    rows, told = table("certainty.py", *arguments)
+    assert rows[0] == ["reason", "converged", "refused"]
+    total = next(row for row in rows if row[0] == "all")
+    assert int(total[1]) + int(total[2]) == 4
+    covered = next(row for row in rows if row[0] == "converged")
+    assert int(covered[1]) >= 1
+    assert all(cell.endswith("%") for cell in covered[2:5])
+    families = {row[0]: row[1:] for row in rows if len(row) == 7}
+    assert families["inputs: boolean"][:3] == ["1", "1", "0"]
+    assert families["combination"][0] == "1"
+    assert "4/4 run 3, combination: " in told
+    assert "raised" not in told
+    again, told = table("certainty.py", *arguments)
+    assert again == rows
+    assert told.startswith("4 of 4 runs are in ")
+
+
+@needs_bars
+def test_misfits_and_right_models_are_counted():
+    sizes = ["--dims", "4", "--examples", "60", "90", "--max-seconds", "1", "--jobs", "1"]
+    rows, told = table("certainty.py", "models", "--runs", "2", *sizes)
+    header = ["kind", "runs", "converged", "cause named", "seconds", "most", "reasons of refusals"]
+    assert rows[0] == header
+    assert [row[0] for row in rows[1:3]] == ["causal forgotten", "mask forgotten"]
+    assert rows[3][:5] == ["kind", "runs", "converged", "bars in reach", "coverage"]
+    assert [row[:2] for row in rows[4:6]] == [["right, bias", "1"], ["right, plain", "1"]]
+    assert "4/4 run 3, right, bias: " in told
+    assert "raised" not in told
 
 
 def test_learning_curves_are_timed_beside_scikit_learn_and_the_machine():
@@ -153,6 +193,117 @@ def test_a_device_is_timed_beside_its_own_limit():
         assert row[3].endswith("%")
     assert float(rows[-1][4].removeprefix("heads to ")) < 1e-9
     assert "recovery of 2 heads in 4 dimensions" in told
+
+
+# Problems and records of certainty.py
+
+
+@pytest.fixture
+def certainty(monkeypatch):
+    """benchmarks/certainty.py as a module, with those it imports."""
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module("certainty")
+
+
+@pytest.fixture
+def trials(certainty):
+    """benchmarks/trials.py as a module."""
+    return importlib.import_module("trials")
+
+
+def record(converged=True, **errors):
+    """A run with one head, everything exact but what is given."""
+    names = ("attention_error", "attention_bar", "projection_error", "projection_bar")
+    return {"converged": converged, **{name: [errors.get(name, 0.0)] for name in names}}
+
+
+def test_wrong_is_far_beyond_the_bar_and_beyond_one_per_cent(certainty):
+    assert certainty.is_wrong(record(attention_error=0.04, attention_bar=0.01))
+    assert certainty.is_wrong(record(projection_error=None, projection_bar=0.01))
+    assert not certainty.is_wrong(record(attention_error=0.02, attention_bar=0.01))
+    assert not certainty.is_wrong(record(attention_error=0.009, attention_bar=0.001))
+    assert not certainty.is_wrong(record(attention_error=5.0, attention_bar=None))
+    assert not certainty.is_wrong(record(False, attention_error=0.04, attention_bar=0.01))
+
+
+def test_coverage_is_that_of_heads_with_finite_bars(certainty):
+    records = [
+        record(attention_error=0.01, attention_bar=0.02),
+        record(attention_error=0.01, attention_bar=0.005),
+        record(attention_error=0.01, attention_bar=None),
+    ]
+    heads, shares, quantiles = certainty.coverage(records)
+    assert (heads, shares) == (2, ["50.0 %", "100.0 %", "50.0 %"])
+    assert quantiles[1] == "1.25"
+
+
+def test_bars_follow_their_heads(trials):
+    layer = ol.AttentionLayer.random(heads=2, dim=3)
+
+    class Found:
+        class certificate:
+            attention_error, projection_error = np.array([0.1, np.inf]), np.array([0.3, 0.4])
+
+        class layer:
+            @staticmethod
+            def distance(other, inputs):
+                found = ol.AttentionLayer(layer.attention[::-1], layer.projection[::-1])
+                return found.distance(other)
+
+    compared = trials.compare(Found, layer, None)
+    assert compared["attention_bar"] == [None, 0.1]
+    assert compared["projection_bar"] == [0.4, 0.3]
+    assert compared["attention_error"] == [0.0, 0.0]
+
+
+def test_a_line_that_was_cut_off_is_removed(trials, tmp_path):
+    path = tmp_path / "folder" / "runs.jsonl"
+    trials.append(path, {"run": 0})
+    with path.open("a") as file:
+        file.write('{"run": 1, "fam')
+    assert trials.read(path) == [{"run": 0}]
+    trials.append(path, {"run": 1})
+    assert trials.read(path) == [{"run": 0}, {"run": 1}]
+
+
+def test_problems_are_functions_of_their_number(certainty):
+    families, misfits = certainty.families, certainty.misfits
+    for run in range(len(families.SINGLE) * 4 // 3 + 4):
+        once, again = families.problem(run, (4,)), families.problem(run, (4,))
+        assert once.labels == again.labels
+        assert np.isfinite(once.Y).all()
+        np.testing.assert_array_equal(once.X, again.X)
+        np.testing.assert_array_equal(once.Y, again.Y)
+    for run in range(2 * len(misfits.KINDS)):
+        once, again = (misfits.misfit(run, (4,), (20, 30)) for _ in range(2))
+        assert np.isfinite(once.Y).all()
+        np.testing.assert_array_equal(once.Y, again.Y)
+
+
+def test_scores_have_the_scale_asked_for(certainty):
+    layer = ol.AttentionLayer.random(heads=2, dim=4, bias=True)
+    X = 0.01 * ol.inputs.gaussian(300, 5, 4)
+    scaled = certainty.families.with_score_scale(layer, X, 1.5)
+    scores = np.einsum("nad,mde,nbe->mnab", X, scaled.attention, X)
+    scores += np.einsum("md,nbd->mnb", scaled.key_bias, X)[:, :, None]
+    deviation = (scores - scores.mean(axis=-1, keepdims=True)).std(axis=(1, 2, 3))
+    np.testing.assert_allclose(deviation, 1.5)
+
+
+def test_bfloat16_is_rounded_as_torch_does(certainty):
+    torch = pytest.importorskip("torch")
+    Y = np.random.default_rng(0).standard_normal((50, 3, 4)) * 100
+    rounded = certainty.families.rounded(Y, "bfloat16", None)
+    expected = torch.as_tensor(Y.astype(np.float32)).bfloat16().float().numpy()
+    np.testing.assert_array_equal(rounded, expected)
+
+
+def test_attention_from_scores_is_that_of_the_layer(certainty):
+    layer = ol.AttentionLayer.random(heads=2, dim=4)
+    X = ol.inputs.gaussian(5, 3, 4)
+    scores = [X @ theta @ X.swapaxes(1, 2) for theta in layer.attention]
+    outputs = certainty.misfits.attended(X, scores, layer.projection)
+    np.testing.assert_allclose(outputs, layer(X), atol=1e-12)
 
 
 # The parts of a row
