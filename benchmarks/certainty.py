@@ -12,7 +12,8 @@ may converge, as examples with noise that one does, of which 95 % should (misfit
     python benchmarks/certainty.py models --runs 3 --dims 4 --examples 60 90 --max-seconds 1
 
 Every run is a function of its number. With `--out` one JSON line is kept of each, and runs with the
-same settings that are in the file already are not repeated.
+same settings that are in the file already are not repeated. Take a new file after a change of the
+package: the records do not say by which version they were made.
 """
 
 from __future__ import annotations
