@@ -14,6 +14,7 @@ from onelayer import arrays, attention, blocks, checks, interchange, pretrained,
 from onelayer.arrays import Array
 from onelayer.inputs import Seed
 from onelayer.sources import Chunk
+from onelayer.span import Span, span_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,10 +183,10 @@ class AttentionLayer:
             outputs[part, ...] = layer._forward(X[part, ...], part_mask, causal)
         return outputs
 
-    def _check_dim(self, X: Array) -> None:
+    def _check_dim(self, X: Array, name: str = "X") -> None:
         if X.shape[2] != self.dim:
             raise ValueError(
-                f"X has tokens of dimension {X.shape[2]}, expected {self.dim} as the layer has"
+                f"{name} has tokens of dimension {X.shape[2]}, expected {self.dim} as the layer has"
             )
 
     def _forward(self, X: Array, mask: Array | None, causal: bool) -> Array:
@@ -212,8 +213,13 @@ class AttentionLayer:
             convert(self.output_bias),
         )
 
-    def distance(self, other: AttentionLayer) -> HeadMatch:
+    def distance(self, other: AttentionLayer, inputs: Any = None, mask: Any = None) -> HeadMatch:
         """Relative errors of this layer's heads as estimates of `other`'s, heads matched best.
+
+        With `inputs` (n, tokens, dim) heads are compared by what they do on the affine span of
+        these tokens: along the directions that the tokens have, with the mean token's part in a key
+        bias and in an output bias. Layers that differ only in what no such input can show have
+        distance zero. Tokens that are not there by the `mask` (n, tokens) do not count.
 
         >>> layer = AttentionLayer.random(heads=3, dim=4)
         >>> same = AttentionLayer(layer.attention[::-1], layer.projection[::-1])
@@ -225,7 +231,8 @@ class AttentionLayer:
                 f"the other layer maps dimension {other.dim} to {other.out_dim}, "
                 f"expected {self.dim} to {self.out_dim}"
             )
-        mine, theirs = _as_points(self), _as_points(other)
+        inside = None if inputs is None else self._span_of(inputs, mask)
+        mine, theirs = _as_points(self, inside), _as_points(other, inside)
         errors = [_relative_errors(a, b) for a, b in zip(mine, theirs, strict=True)]
         # Squares of capped errors: a head that is right decides before heads that are all wrong.
         cost = sum(np.minimum(error, 10.0) ** 2 for error in errors)
@@ -235,9 +242,14 @@ class AttentionLayer:
         attention_error, projection_error = np.full((2, other.heads), np.inf)
         attention_error[matched] = errors[0][chosen, matched]
         projection_error[matched] = errors[1][chosen, matched]
-        biases = [_flat(layer.output_bias, layer.out_dim) for layer in (self, other)]
+        biases = [_constant(layer, inside) for layer in (self, other)]
         bias_error = float(_relative_errors(biases[0], biases[1])[0, 0])
         return HeadMatch(permutation, attention_error, projection_error, bias_error)
+
+    def _span_of(self, inputs: Any, mask: Any) -> Span:
+        X = checks.token_array(inputs, "inputs")
+        self._check_dim(X, "inputs")
+        return span_of(X, checks.key_mask(mask, X))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the layer to a safetensors file; an interrupted write leaves the old file whole."""
@@ -290,13 +302,24 @@ def _check_shape(array: Array | None, name: str, expected: tuple[int, ...]) -> N
         raise ValueError(f"{name} has shape {tuple(array.shape)}, expected {expected}")
 
 
-def _as_points(layer: AttentionLayer) -> list[np.ndarray[Any, Any]]:
+def _as_points(layer: AttentionLayer, inside: Span | None) -> list[np.ndarray[Any, Any]]:
     """Attention (with the key bias) and projection as one row of numbers a head."""
     heads = layer.heads
-    theta = arrays.to_numpy(layer.attention).reshape(heads, -1)
-    bias = _flat(layer.key_bias, heads * layer.dim).reshape(heads, -1)
-    projection = arrays.to_numpy(layer.projection).reshape(heads, -1)
-    return [np.concatenate([theta, bias], axis=1), projection]
+    theta, projection = arrays.to_numpy(layer.attention), arrays.to_numpy(layer.projection)
+    bias = _flat(layer.key_bias, heads * layer.dim).reshape(heads, 1, -1)
+    if inside is None:
+        points = np.concatenate([theta, bias], axis=1)
+    else:
+        points, projection = inside.attention(theta, bias[:, 0, :]), inside.projection(projection)
+    return [points.reshape(heads, -1), projection.reshape(heads, -1)]
+
+
+def _constant(layer: AttentionLayer, inside: Span | None) -> np.ndarray[Any, Any]:
+    """The output bias (1, e), with what it gets from the mean token on the span of inputs."""
+    bias = _flat(layer.output_bias, layer.out_dim)
+    if inside is None:
+        return bias
+    return inside.output_bias(arrays.to_numpy(layer.projection), bias)
 
 
 def _flat(array: Array | None, size: int) -> np.ndarray[Any, Any]:

@@ -195,13 +195,13 @@ def test_solves_become_finer():
 def test_a_rough_solve_stops_early(monkeypatch):
     case = near_a_solution(1e-5)
     asked = []
-    solve = refine._solve
+    solve = refine.solve
 
     def noted(*arguments):
         asked.append(arguments[-2])
         return solve(*arguments)
 
-    monkeypatch.setattr(refine, "_solve", noted)
+    monkeypatch.setattr(refine, "solve", noted)
     for rough in (True, False):
         refine.step(replace(begin(case), rough=rough), np.random.default_rng(0))
     assert asked[0] == refine._ROUGH_ENOUGH
@@ -236,13 +236,13 @@ def test_far_from_a_fit_solves_on_a_cpu_see_mixtures_of_many_outputs(monkeypatch
 def test_at_the_limit_of_rounding_no_step_is_sought_for_long(monkeypatch):
     _, state = errors_from(begin(near_a_solution(0.1)), 12)
     state = replace(state, damping=1e-3, single=True)
-    solves, solve = [], refine._solve
+    solves, solve = [], refine.solve
 
     def noted(products, *arguments):
         solves.append(products.weights.dtype.itemsize)
         return solve(products, *arguments)
 
-    monkeypatch.setattr(refine, "_solve", noted)
+    monkeypatch.setattr(refine, "solve", noted)
     monkeypatch.setattr(refine, "_fitted", lambda *args, **kw: replace(state.fit))  # no better
     assert state.fit.error < 1e-12
     left = refine.step(state, np.random.default_rng(0), exact=1e-10)

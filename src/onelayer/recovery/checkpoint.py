@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from onelayer import arrays, attention
-from onelayer.arrays import Array
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.problem import Frame
 from onelayer.recovery.reduced import Fit
@@ -120,17 +118,3 @@ def read(path: Path, heads: int | None, shape: tuple[int, int], bias: bool) -> A
         has, expected = ("no biases", "biases") if bias else ("biases", "none")
         raise ValueError(f"checkpoint {path} has {has}, expected {expected} as bias={bias}")
     return layer
-
-
-def heads_in(frame: Frame, layer: AttentionLayer) -> Array:
-    """The attention matrices (p, m·d) of a layer in the whitened coordinates of a frame.
-
-    Θ' = A⁻¹ Θ A⁻¹ and c' = c A⁻¹: the way back from `Frame.layer`.
-    """
-    xp = arrays.namespace(frame.whitening)
-    root = xp.linalg.inv(frame.whitening)
-    matrices = root @ arrays.like(arrays.to_numpy(layer.attention), root) @ root
-    bias = None
-    if layer.key_bias is not None:
-        bias = arrays.like(arrays.to_numpy(layer.key_bias), root) @ root
-    return attention.stack(matrices, bias)

@@ -22,7 +22,7 @@ class Block:
 
     `allowed` (n or 1, k, k) says which keys a row may attend to, None for all. Rows of padding
     attend to nothing and have zero outputs, so they drop out of every sum; `counted` (n·k, 1) is 1
-    for the other rows, None where all count.
+    for the other rows, None where all count. `offset` (d,) is added to the attended tokens, if any.
     """
 
     queries: Array
@@ -30,6 +30,7 @@ class Block:
     outputs: Array
     allowed: Array | None
     counted: Array | None
+    offset: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +82,7 @@ def _in_single(blocks: Sequence[Block]) -> tuple[Block, ...]:
             small(block.outputs),
             block.allowed,
             None if block.counted is None else small(block.counted),
+            None if block.offset is None else small(block.offset),
         )
         for block in blocks
     )

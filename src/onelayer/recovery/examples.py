@@ -161,6 +161,7 @@ def gather(
 ) -> Examples:
     """The examples with their whitening, from one pass over those that are not held out."""
     nowhere = np.arange(0)
-    return Examples(
-        pose_spread(source, scales, held_out, order=nowhere, device=device, told=passing), passing
+    spread = pose_spread(
+        source, scales, held_out, order=nowhere, linear=True, device=device, told=passing
     )
+    return Examples(spread, passing)

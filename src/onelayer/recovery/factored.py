@@ -109,15 +109,19 @@ def _pull(
         block, change = place
         xp, (n, tokens, _) = arrays.namespace(change), block.keys.shape
         change = xp.permute_dims(xp.reshape(change, (n, tokens, heads, tokens)), (0, 2, 1, 3))
-        inside = _by_head(block.keys, bases, 2 * heads)
-        across = arrays.transpose(change) @ inside[:, :heads, ...]
-        along = change @ inside[:, heads:, ...]
+        queries, keys = block.queries[:, :, : block.keys.shape[2]], block.keys
+        left, right = bases[:, : bases.shape[1] // 2], bases[:, bases.shape[1] // 2 :]
+        across = arrays.transpose(change) @ _by_head(queries, left, heads)
+        along = change @ _by_head(keys, right, heads)
         sums = xp.sum(change, axis=2)[:, :, :, None]
-        parts = [
+        across, along, sums = (
             xp.reshape(_by_row(part), (n * tokens, heads * part.shape[3]))
             for part in (across, along, sums)
-        ]
-        return arrays.transpose(flattened(block.keys)) @ xp.concat(parts, axis=1)
+        )
+        keys, queries = flattened(keys), flattened(queries)
+        below = arrays.transpose(keys) @ xp.concat([across, sums], axis=1)
+        middle = arrays.transpose(queries) @ along
+        return xp.concat([below[:, : across.shape[1]], middle, below[:, across.shape[1] :]], axis=1)
 
     changes = derivatives.changes_from(attended, images, rows)
     return sum_over(zip(blocks, changes, strict=True), term)

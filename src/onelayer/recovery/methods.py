@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,7 @@ from onelayer import arrays, attention, chunks, sources
 from onelayer.arrays import Array
 from onelayer.chunks import InMemory
 from onelayer.layer import AttentionLayer
-from onelayer.recovery import checkpoint, examples, lowrank, phases, problem, reduced
+from onelayer.recovery import copies, examples, lowrank, phases, problem, reduced
 from onelayer.recovery.certificate import Certificate, certify
 from onelayer.recovery.checkpoint import Keeper
 from onelayer.recovery.door import Given
@@ -20,7 +21,8 @@ from onelayer.recovery.endings import Ending, Outcome
 from onelayer.recovery.problem import AnyProblem, Frame, Positions, Problem
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.search import Search
-from onelayer.recovery.trace import Log
+from onelayer.recovery.trace import Log, Measured
+from onelayer.rounding import Rounding, rounding
 
 # Held out: a twentieth, or a fifth where examples are plenty, but never more than this many.
 _MOST_HELD_OUT = 2000
@@ -28,7 +30,8 @@ _PLENTY = 6.0  # equations per unknown
 _MOST_DRAWN = 4_000_000  # examples that stay elsewhere: no more of them are ever sampled from
 _OVERFITTED = 4.0  # held-out error over fitted error
 _SMALL = 1e-7  # a held-out error below this is never held against a layer
-_DELTA = 0.05  # the certificate's bounds hold with probability 1 - _DELTA
+_SHARP, _SHARP_TOLS = 1e-9, 1e3  # error bars below this, or so many times `tol`, are small enough
+_ROUNDED = 1000  # examples that are looked at to see how outputs were rounded
 # Phase 6 and polishing see this many examples, or equations per unknown.
 _FITTED, _EQUATIONS = 3000, 30.0
 # Without polishing a layer is believed up to this error of the space of its heads, and if held-out
@@ -51,13 +54,19 @@ class Task:
     device: str | None
     restarts: int
     polish: bool
+    head_tol: float  # error bars up to which heads count as found
     checkpoint: Path | None = None
     resumed: AttentionLayer | None = None  # what to go on from
 
-    @property
-    def precision(self) -> float:
-        """The relative rounding error of the outputs as they were given."""
-        return arrays.epsilon(arrays.floating(self.given.source.samples[1]))
+    @cached_property
+    def rounding(self) -> Rounding:
+        """How the outputs were rounded before they were given."""
+        _, outputs, _ = self.given.source.first(min(_ROUNDED, len(self.given.source)))
+        return rounding(outputs)
+
+    def within(self, frame: Frame) -> Task:
+        """The same with a rank that matrices on the span of the inputs can have."""
+        return replace(self, rank=frame.rank(self.rank))
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +83,14 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     """Gauss-Newton steps, from random starts, from correlations or from a checkpoint."""
     log.stage = "whitening"
     fitted, held_out = _posed(task, log, rng)
+    task = task.within(fitted)
+    _note_span(fitted, task, log)
     with arrays.calm_threads(_product_size(fitted, task.heads)):
         half = held_out.examples // 2
         seen = held_out.take(np.arange(half)) if half else held_out
         search = _search(task, fitted, seen, log, rng)
         if task.resumed is not None:
-            begun = checkpoint.heads_in(fitted, task.resumed)
+            begun = fitted.heads_of(task.resumed)
             search.begun = lowrank.nearest(begun, fitted.dim, task.rank)
         keeper = None
         if task.checkpoint is not None:
@@ -88,7 +99,7 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
         outcome = _searched(task, search, keeper)
         if search.looked and half:  # decisions rested on these: the certificate is for the others
             held_out = held_out.take(np.arange(half, held_out.examples))
-        certificate = certify(outcome.state.fit, fitted, held_out, task.rank, rng, _DELTA)
+        certificate = _certified(task, outcome.state.fit, fitted, held_out, rng)
     reason = _reason(outcome, certificate, fitted, task, search.richer_error)
     return _answer(task, fitted, outcome.state.fit, reason, certificate)
 
@@ -110,6 +121,7 @@ def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     """The six phases, and Gauss-Newton steps from where they end if polishing is asked for."""
     log.stage = "whitening"
     state, held_out = begin(task, log, rng)
+    task = task.within(state.fitted)
     state = phases.run(state, log)
     fitted = state.fitted
     with arrays.calm_threads(_product_size(fitted, state.heads or 1)):
@@ -121,7 +133,7 @@ def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
             fit = outcome.state.fit
         else:
             fit = reduced.fit(fitted.cut(_heads(stacked)), stacked)
-        certificate = certify(fit, fitted, held_out, task.rank, rng, _DELTA)
+        certificate = _certified(task, fit, fitted, held_out, rng)
     if state.refusal is not None:
         reason = state.refusal
     elif outcome is not None:
@@ -164,7 +176,24 @@ def _heads(stacked: Array) -> int:
 def _search(
     task: Task, fitted: AnyProblem, seen: Problem, log: Log, rng: np.random.Generator
 ) -> Search:
-    return Search(fitted, seen, task.rank, task.tol, task.precision, task.restarts, rng, log)
+    error = task.rounding.error / fitted.output_scale
+    return Search(fitted, seen, task.rank, task.tol, error, task.restarts, rng, log)
+
+
+def _certified(
+    task: Task, fit: reduced.Fit, fitted: AnyProblem, held_out: Problem, rng: np.random.Generator
+) -> Certificate:
+    error, sharp = task.rounding.error / fitted.output_scale, max(_SHARP, _SHARP_TOLS * task.tol)
+    return certify(fit, fitted, held_out, task.rank, error, rng, sharp)
+
+
+def _note_span(fitted: AnyProblem, task: Task, log: Log) -> None:
+    """A row of the trace for the directions that the inputs have."""
+    given, inputs = task.given.shape[2], fitted.span
+    spread = f", spread {inputs.deviations[0]:.2g} to {inputs.deviations[-1]:.2g}"
+    note = f"inputs vary along {inputs.rank} of {given} directions{spread if inputs.rank else ''}"
+    heads = 0 if task.heads == "auto" else task.heads
+    log.measured("span of the inputs", heads, Measured(task.given.shape[0], 1.0, note))
 
 
 def _answer(
@@ -189,8 +218,8 @@ def _posed(task: Task, log: Log, rng: np.random.Generator) -> tuple[AnyProblem, 
         (chunk,) = given.source.chunks.values
         X, Y, mask = (problem.place_or_none(one, task.device) for one in chunk.arrays)
         whole = problem.pose(X, Y, mask, task.causal, task.bias)
-        order, count = rng.permutation(n), _held_out(task)
-        return whole.take(order[count:]), whole.take(order[:count])
+        fitted_at, held_out_at = copies.split(*chunk.arrays, _held_out(task), rng)
+        return whole.take(fitted_at), whole.take(held_out_at)
     source = given.source
     if isinstance(source.chunks, InMemory):
         source = sources.in_pieces(*source.chunks.values[0].arrays)
@@ -244,7 +273,7 @@ def _reason(
         return _why_unsolved(outcome, overfitted, certificate.error, richer_error)
     if overfitted:
         return Reason.TOO_FEW_EXAMPLES
-    if not certificate.determined.all():
+    if certificate.uncertain_heads(task.head_tol):
         return Reason.HEADS_NOT_DETERMINED
     return Reason.EXACT if outcome.ending is Ending.REACHED else Reason.NOISE_FLOOR
 

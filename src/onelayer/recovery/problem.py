@@ -1,9 +1,23 @@
 """The examples of one recovery: whitened, split, and cut into blocks.
 
-Recovery works in coordinates in which tokens have unit second moments. With x = x' A⁻¹, where
-A = (E xᵀx)^(-1/2), the score x_a Θ x_b is x'_a (A⁻¹ Θ A⁻¹) x'_b, so nothing is lost and the
-least-squares problem no longer inherits the conditioning of the inputs. Outputs are divided by
-their root mean square, so that all errors are relative.
+Recovery works in coordinates of the affine span of the tokens (see `onelayer.span`) in which they
+have mean zero and unit covariance: z = (x - μ) A, A = V diag(1/s). The least-squares problem then
+neither inherits the conditioning of the inputs nor has directions in which nothing can be learned.
+In these coordinates scores are those of attention matrices Θ' with a key bias c', and outputs have
+a constant b', whether or not the layer has biases:
+
+    x_a Θ x_b + c x_b  =  z_a Θ' z_b + c' z_b + ..,     Θ' = B Θ Bᵀ,  c' = B (Θᵀ μ + c),  B = A⁺.
+
+So Θ', c', W' = B W and b' are found, with queries [z, 1], if the layer may have biases, or if the
+span does not contain the origin: then any c' and b' come from some Θ and W without biases.
+
+Where the span contains the origin and the layer has no biases, c' and b' follow from Θ' and W':
+with ν = μ A scores are (z_a + ν) Θ' z_b, and features P z + ν. Queries z + ν = x A are brought to
+unit second moments as well, by M = (I + ννᵀ)^(-1/2). If the mean is small compared with the spread
+nothing is gained by subtracting it, and z = x A with A made from second moments does for all.
+
+Outputs are divided by their root mean square, so that all errors are relative; about their mean,
+which is subtracted, where there is a constant.
 
 A `Problem` holds its examples in memory. A `SpreadProblem` leaves them where they live and whitens
 them chunk by chunk, whenever they are asked for; it can bring a random sample of them here.
@@ -17,16 +31,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from onelayer import arrays, attention, blocks, chunks
+from onelayer import arrays, attention, blocks, chunks, span
 from onelayer.arrays import Array
 from onelayer.chunks import Chunks, InMemory, Told, untold
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import passes
 from onelayer.recovery.cut import Block, Cut, anew, groups, numbers_per_row
+from onelayer.rounding import rounding
 from onelayer.sources import Chunk, Source
+from onelayer.span import Span
 
-# A direction in which tokens hardly move is not blown up beyond this: nothing can be learned there.
-_WHITENING_FLOOR = 1e-12
+_ROUNDED = 100  # examples that are looked at to see how tokens were rounded
+_LARGE_MEAN = 1.0  # in standard deviations of tokens: a larger one is subtracted
 
 Positions: TypeAlias = np.ndarray[Any, Any]
 
@@ -36,45 +52,103 @@ class Frame:
     """What all examples of a problem share, with what is needed to come back from it."""
 
     tokens: int
-    dim: int
+    dim: int  # of whitened tokens
     out_dim: int
     causal: bool
-    bias: bool
-    whitening: Array  # A, symmetric
+    bias: bool  # whether the layer may have biases
+    span: Span
+    constant: bool  # whether there are a key bias and an output bias in whitened coordinates
+    origin: Array  # (d,), subtracted from tokens before they are whitened
+    whitening: Array  # A (d, dim)
+    offset: Array | None  # ν (dim,), where queries and features have one
+    output_mean: Array  # (out_dim,)
     output_scale: float
 
     @property
     def query_dim(self) -> int:
         """Rows of an attention matrix, the key bias counted as one."""
-        return self.dim + int(self.bias)
+        return self.dim + int(self.constant)
 
     @property
     def frame(self) -> Frame:
         """This alone, without any examples."""
         return Frame(*(getattr(self, field.name) for field in fields(Frame)))
 
+    def rank(self, rank: int | None) -> int | None:
+        """The rank of attention matrices on the span; None where any matrix has it."""
+        return None if rank is None or rank >= self.dim else rank
+
     def unknowns(self, heads: int, rank: int | None) -> int:
         """The number of free numbers in a layer of this shape."""
-        return unknowns(self.dim, self.out_dim, heads, rank, self.bias)
+        return unknowns(self.dim, self.out_dim, heads, rank, self.constant)
 
     def whitened(self, X: Array, Y: Array, mask: Array | None) -> Problem:
         """Examples as they were given, in memory and on the device of the whitening matrix."""
-        X, Y = (arrays.double(array) for array in _without_padding(X, Y, mask))
-        X, Y = X @ self.whitening, Y / self.output_scale
+        X, Y = arrays.double(X), arrays.double(Y)
+        X, Y = (X - self.origin) @ self.whitening, (Y - self.output_mean) / self.output_scale
+        X, Y = _without_padding(X, Y, mask)
         return Problem(**vars(self.frame), X=X, Y=Y, mask=mask)
 
+    def queries(self, keys: Array) -> Array:
+        """The queries (n, k, p) of whitened tokens: with a constant 1, or (z + ν) M."""
+        if self.constant:
+            return attention.with_constant(keys)
+        return keys if self.offset is None else (keys + self.offset) @ self._evened()
+
+    def _evened(self, power: float = -0.5) -> Array:
+        """(I + ννᵀ)^power."""
+        assert self.offset is not None
+        nu, square = self.offset, arrays.squared_norm(self.offset)
+        one = arrays.like(np.eye(self.dim), nu)
+        return one + ((1 + square) ** power - 1) / (square or 1.0) * (nu[:, None] * nu[None, :])
+
     def layer(self, stacked: Array, weights: Array) -> AttentionLayer:
-        """The layer in the caller's coordinates: Θ = A Θ' A, c = A c', W = A W', b = b'."""
-        xp = arrays.namespace(stacked)
-        dim, A = self.dim, self.whitening
-        theta = attention.unstack(stacked, dim)
-        columns = theta.shape[0] * dim
-        projection = xp.reshape(weights[:columns, :], (-1, dim, self.out_dim))
-        key_bias = theta[:, dim, :] @ A if self.bias else None
-        output_bias = weights[columns, :] * self.output_scale if self.bias else None
-        return AttentionLayer(
-            A @ theta[:, :dim, :] @ A, A @ projection * self.output_scale, key_bias, output_bias
-        )
+        """The layer of least norm that does on the span what these heads and weights do."""
+        theta, key_bias, projection, output_bias = self.matrices(stacked, weights)
+        constant = arrays.to_numpy(self.output_mean)
+        if self.bias:
+            return AttentionLayer(theta, projection, key_bias, output_bias + constant)
+        if self.constant:
+            # n x = 1 for all tokens x: n cᵀ in Θ is a key bias, and n bᵀ in W an output bias.
+            normal = self.span.outside / (self.span.outside @ self.span.outside)
+            shared = (output_bias + constant) / theta.shape[0]
+            theta = theta + normal[None, :, None] * key_bias[:, None, :]
+            projection = projection + normal[None, :, None] * shared[None, None, :]
+        return AttentionLayer(theta, projection)
+
+    def matrices(self, stacked: Array, weights: Array) -> tuple[Any, Any, Any, Any]:
+        """Θ (m, d, d), c (m, d), W (m, d, e) and b (e,) of heads and weights, or of changes of them.
+
+        All four are linear in both, and zero outside of the span. Without biases of the frame c and
+        b are zero. In numpy.
+        """
+        A, mean = arrays.to_numpy(self.whitening), arrays.to_numpy(self.origin)
+        heads = arrays.to_numpy(attention.unstack(stacked, self.dim))
+        values = arrays.to_numpy(weights) * self.output_scale
+        inside, columns = heads[:, : self.dim, :], heads.shape[0] * self.dim
+        if self.offset is not None:
+            inside = arrays.to_numpy(self._evened()) @ inside
+        theta = A @ inside @ A.T
+        projection = A @ values[:columns, :].reshape(-1, self.dim, self.out_dim)
+        if not self.constant:
+            return theta, np.zeros(theta.shape[:2]), projection, np.zeros(self.out_dim)
+        key_bias = heads[:, self.dim, :] @ A.T - mean @ theta
+        return theta, key_bias, projection, values[columns, :] - (mean @ projection).sum(axis=0)
+
+    def heads_of(self, layer: AttentionLayer) -> Array:
+        """The attention matrices (p, m·dim) of a layer in whitened coordinates."""
+        theta = arrays.to_numpy(layer.attention)
+        back = np.linalg.pinv(arrays.to_numpy(self.whitening))
+        inside = back @ theta @ back.T
+        if self.offset is not None:
+            inside = arrays.to_numpy(self._evened(0.5)) @ inside
+        bias = None
+        if self.constant:
+            bias = arrays.to_numpy(self.origin) @ theta
+            if layer.key_bias is not None:
+                bias = bias + arrays.to_numpy(layer.key_bias)
+            bias = bias @ back.T
+        return arrays.like(attention.stack(inside, bias), self.whitening)
 
     def _bytes_per_example(self, heads: int) -> int:
         """Attention and features of one example."""
@@ -86,7 +160,7 @@ class Frame:
 
     def _cut(self, spread: Chunks, examples: int, equations: int, room: int) -> Cut:
         shape = (self.tokens, self.dim, self.out_dim)
-        return Cut(spread, examples, *shape, equations, self.bias, room)
+        return Cut(spread, examples, *shape, equations, self.constant, room)
 
 
 @dataclass(frozen=True)
@@ -136,14 +210,14 @@ class Problem(Frame):
         xp = arrays.namespace(self.X)
         keys = self.X[part, ...]
         outputs = xp.reshape(self.Y[part, ...], (-1, self.out_dim))
-        queries = attention.with_constant(keys) if self.bias else keys
+        queries = self.queries(keys)
         if self.mask is None:
             allowed = attention.allowed_pairs(None, self.causal, keys)
-            return Block(queries, keys, outputs, allowed, None)
+            return Block(queries, keys, outputs, allowed, None, self.offset)
         mask = self.mask[part, ...]
         allowed = attention.allowed_pairs(mask, self.causal, keys) & mask[:, :, None]
         counted = xp.astype(xp.reshape(mask, (-1, 1)), keys.dtype)
-        return Block(queries, keys, outputs * counted, allowed, counted)
+        return Block(queries, keys, outputs * counted, allowed, counted, self.offset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +311,7 @@ def counted(X: Array, mask: Array | None) -> int:
 
 def unknowns(dim: int, out_dim: int, heads: int, rank: int | None, bias: bool) -> int:
     """The number of free numbers in a layer, heads being determined up to their order."""
-    free = dim * dim if rank is None else rank * (2 * dim - rank)
+    free = dim * dim if rank is None or rank > dim else rank * (2 * dim - rank)
     return heads * (free + dim * out_dim + dim * int(bias)) + out_dim * int(bias)
 
 
@@ -246,24 +320,20 @@ def unknowns(dim: int, out_dim: int, heads: int, rank: int | None, bias: bool) -
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over examples: of xᵀx, of squared outputs, and of the rows that count."""
+    """Sums over examples: moments of tokens, and of outputs column by column (scatter (e,))."""
 
-    tokens: Array
-    outputs: float
-    rows: int
+    tokens: span.Moments
+    outputs: span.Moments
 
     def __add__(self, other: Moments) -> Moments:
-        return Moments(
-            self.tokens + other.tokens, self.outputs + other.outputs, self.rows + other.rows
-        )
+        return Moments(self.tokens + other.tokens, self.outputs + other.outputs)
 
 
 def moments(X: Array, Y: Array, mask: Array | None, scales: tuple[float, float]) -> Moments:
     """Those of some examples whose tokens and outputs are divided by these scales."""
-    X, Y = (arrays.double(array) for array in _without_padding(X, Y, mask))
-    X, Y = X / scales[0], Y / scales[1]
-    flat = arrays.namespace(X).reshape(X, (-1, X.shape[2]))
-    return Moments(arrays.transpose(flat) @ flat, arrays.squared_norm(Y), counted(X, mask))
+    X, Y = _without_padding(arrays.double(X), arrays.double(Y), mask)
+    outputs = span.moments(Y / scales[1], mask, by_column=True)
+    return Moments(span.moments(X / scales[0], mask), outputs)
 
 
 def framed(
@@ -272,13 +342,57 @@ def framed(
     samples: tuple[Array, Array],
     causal: bool,
     bias: bool,
+    linear: bool = False,
 ) -> Frame:
-    """The frame of examples of which these are the moments, and this one example each."""
-    (_, tokens, dim), out_dim = samples[0].shape, samples[1].shape[2]
-    whitening = inverse_root(found.tokens / found.rows)
-    mean_square = found.outputs / (found.rows * out_dim)
-    output_scale = (mean_square**0.5 or 1.0) * scales[1]
-    return Frame(tokens, dim, out_dim, causal, bias, whitening / scales[0], output_scale)
+    """The frame of examples of which these are the moments, and these some of them.
+
+    A `linear` one has no constant and subtracts nothing: queries, keys and values are the same.
+    """
+    (_, tokens, _), out_dim = samples[0].shape, samples[1].shape[2]
+    given = rounding(samples[0])
+    inputs = span.span(found.tokens, given.over(scales[0])).times(scales[0])
+    constant = not linear and (bias or bool(inputs.outside.any()))
+    origin, whitening = _whitening(inputs, constant, linear)
+    offset = None if constant or not origin.any() else origin @ whitening
+    rows = max(found.outputs.rows, 1)
+    mean, squares = found.outputs.mean, arrays.to_numpy(found.outputs.scatter) / rows
+    if not constant:
+        squares = squares + arrays.to_numpy(mean) ** 2
+        mean = arrays.zeros(mean.shape, mean)
+    device = found.tokens.mean
+    return Frame(
+        tokens,
+        int(whitening.shape[1]),
+        out_dim,
+        causal,
+        bias,
+        inputs,
+        constant,
+        arrays.like(origin, device),
+        arrays.like(whitening, device),
+        None if offset is None else arrays.like(offset, device),
+        mean * scales[1],
+        (float(squares.mean()) ** 0.5 or 1.0) * scales[1],
+    )
+
+
+def _whitening(inputs: Span, constant: bool, linear: bool) -> tuple[span.Matrix, span.Matrix]:
+    """What is subtracted from tokens, and the matrix A (d, r) that they are multiplied by then."""
+    basis, deviations = inputs.basis, inputs.deviations
+    if not inputs.rank:  # nothing varies: one direction is kept, for there is no attention of none
+        basis, deviations = np.eye(inputs.mean.size, 1), np.ones(1)
+    A = basis / deviations
+    if not linear and (constant or np.linalg.norm(inputs.mean @ A) > _LARGE_MEAN):
+        return inputs.mean, A
+    if inputs.outside.any():
+        basis = np.column_stack([basis, inputs.outside / np.linalg.norm(inputs.outside)])
+        deviations = np.append(deviations, 0.0)
+    mean = basis.T @ inputs.mean
+    values, vectors = np.linalg.eigh(np.diag(deviations**2) + np.outer(mean, mean))
+    vectors = basis @ vectors
+    A = vectors / np.sqrt(values)
+    # With all directions there the coordinates stay close to those that were given.
+    return np.zeros_like(inputs.mean), A @ vectors.T if A.shape[0] == A.shape[1] else A
 
 
 def scales_of(largest: tuple[float, float]) -> tuple[float, float]:
@@ -288,16 +402,10 @@ def scales_of(largest: tuple[float, float]) -> tuple[float, float]:
 
 def pose(X: Array, Y: Array, mask: Array | None, causal: bool, bias: bool) -> Problem:
     """The recovery problem of checked arrays X and Y, in float64 and whitened coordinates."""
-    X, Y = (arrays.double(array) for array in _without_padding(X, Y, mask))
+    X, Y = _without_padding(X, Y, mask)
     scales = scales_of((arrays.largest(X), arrays.largest(Y)))
-    X, Y = X / scales[0], Y / scales[1]
-    frame = framed(moments(X, Y, mask, (1.0, 1.0)), (1.0, 1.0), (X, Y), causal, bias)
-    posed = frame.whitened(X, Y, mask)
-    return replace(
-        posed,
-        whitening=posed.whitening / scales[0],
-        output_scale=posed.output_scale * scales[1],
-    )
+    frame = framed(moments(X, Y, mask, scales), scales, (X, Y), causal, bias)
+    return frame.whitened(X, Y, mask)
 
 
 def pose_spread(
@@ -307,6 +415,7 @@ def pose_spread(
     order: Positions,
     causal: bool = False,
     bias: bool = False,
+    linear: bool = False,
     device: str | None = None,
     told: Told = untold,
 ) -> SpreadProblem:
@@ -317,15 +426,15 @@ def pose_spread(
     """
     shared = (scales, held_out, device)
     found = passes.merged_over(source.chunks, _chunk_moments, operator.add, told, *shared)
-    X, Y, _ = source.samples
-    frame = framed(found, scales, (X, Y), causal, bias)
+    X, Y, _ = source.first(min(_ROUNDED, len(source)))
+    frame = framed(found, scales, (X, Y), causal, bias, linear)
     return SpreadProblem(
         **vars(frame),
         source=source,
         device=device,
         held_out=held_out,
         order=order,
-        equations=found.rows * frame.out_dim,
+        equations=found.outputs.rows * frame.out_dim,
     )
 
 
@@ -353,14 +462,3 @@ def _chunk_moments(
 def bytes_in_block(tokens: int, dim: int, out_dim: int) -> int:
     """Of an example: tokens, outputs, their images, also centred, and k x k matrices of a row."""
     return 8 * tokens * (2 * dim + 4 * out_dim + 6 * tokens)
-
-
-def inverse_root(moments: Array) -> Array:
-    """(E xᵀx)^(-1/2) of tokens' second moments; directions that do not occur keep others' size."""
-    xp = arrays.namespace(moments)
-    values, vectors = xp.linalg.eigh(moments)
-    largest = float(values[-1])
-    if largest <= 0:
-        return arrays.like(np.eye(moments.shape[0]), moments)
-    values = xp.where(values > _WHITENING_FLOOR * largest, values, largest + 0 * values)
-    return (vectors / xp.sqrt(values)) @ arrays.transpose(vectors)

@@ -57,6 +57,7 @@ def recover(
     causal: bool = False,
     mask: Any = None,
     tol: float = 1e-12,
+    head_tol: float = 0.1,
     seed: Seed = 0,
     device: str | None = None,
     progress: Progress = None,
@@ -102,6 +103,7 @@ def recover(
     door.method(method)
     heads = door.number_of_heads(heads)
     tol = door.tolerance(tol)
+    head_tol = checks.positive_number(head_tol, "head_tol")
     restarts = checks.whole_number(restarts, "restarts", least=0)
     max_steps = checks.positive_int(max_steps, "max_steps")
     if max_seconds is not None:
@@ -125,7 +127,9 @@ def recover(
         if kept is not None and resume:
             known = None if heads == "auto" else heads
             resumed = read(kept, known, given.shape[2:], bias)
-        task = Task(given, heads, rank, bias, causal, tol, device, restarts, polish, kept, resumed)
+        task = Task(
+            given, heads, rank, bias, causal, tol, device, restarts, polish, head_tol, kept, resumed
+        )
         answer = _WAYS[method](task, log, rng)
     return Recovery(
         layer=answer.layer,

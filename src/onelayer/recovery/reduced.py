@@ -77,6 +77,9 @@ def attend(block: Block, stacked: Array, output_bias: bool) -> Attended:
     xp = arrays.namespace(stacked)
     weights = attention.weights(block.queries, block.keys, stacked, block.allowed)
     features = attention.features(weights, block.keys)
+    if block.offset is not None:
+        offset = xp.tile(block.offset, (stacked.shape[1] // block.keys.shape[2],))[None, :]
+        features = features + (offset if block.counted is None else offset * block.counted)
     if output_bias:
         constant = block.counted
         if constant is None:

@@ -138,7 +138,7 @@ def step(
     """
     fit = state.fit
     gradient, products = _gradient_and_products(state)
-    measure = _Measure(state.allowed, answers.answer(fit, products) if state.weighted else None)
+    measure = Measure(state.allowed, answers.answer(fit, products) if state.weighted else None)
     if _may_be_sketched(state):
         products = products.sketched(fit.cut.out_dim // _OUTPUTS_IN_A_MIXTURE, rng)
     curvature = _mean_curvature(products, measure, gradient, rng)
@@ -149,7 +149,7 @@ def step(
     damping, spent = state.damping, 0
     while damping <= _MOST_DAMPING and curvature > 0 and not late():
         with arrays.rough_products(gradient) if state.rough else nullcontext():
-            path, used = _solve(products, measure, gradient, damping * curvature, enough, late)
+            path, used = solve(products, measure, gradient, damping * curvature, enough, late)
         spent += used
         # Where a product costs more than a fit the whole path is tried, from its end: the shorter
         # it is the closer to the gradient it stays, and no further product is needed.
@@ -206,7 +206,7 @@ def _finer(state: State) -> State:
 
 
 @dataclass(frozen=True)
-class _Measure:
+class Measure:
     """How allowed directions are measured: by |d|², or by how strongly outputs answer to them."""
 
     allowed: Directions
@@ -226,7 +226,7 @@ class _Measure:
 
 
 def _mean_curvature(
-    products: Jacobian, measure: _Measure, gradient: Array, rng: np.random.Generator
+    products: Jacobian, measure: Measure, gradient: Array, rng: np.random.Generator
 ) -> float:
     """|J v|² / |v|² for one random allowed direction v: the mean eigenvalue of JᵀJ, roughly."""
     probe = arrays.like(rng.standard_normal(gradient.shape), products.weights)
@@ -235,9 +235,9 @@ def _mean_curvature(
     return derivatives.squared_size(measure.allowed.pushed(products, probe)) / size
 
 
-def _solve(
+def solve(
     products: Jacobian,
-    measure: _Measure,
+    measure: Measure,
     gradient: Array,
     damping: float,
     enough: float,

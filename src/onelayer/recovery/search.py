@@ -49,7 +49,9 @@ _OVERFITTED, _IN_BASIN = 3.0, 1e-3
 _GLANCE = 250  # held-out examples that are enough to see that
 _SAME_EXACT = 10.0  # times the error: held-out errors of an exact fit are not larger than that
 _SAME_LOSS, _SAME_HEADS = 1e-3, 1e-2  # relative differences within which two minima are one
-_ROUNDING = 1e2  # a fit this many times the rounding error of the outputs is exact
+# A fit with this many times the rounding error of the outputs is exact: computing them in float32
+# makes larger errors than rounding them to it once, which is all that was done to coarser ones.
+_ARITHMETIC, _ROUNDED, _COARSE_ROUNDING = 5e2, 1.3, 1e-6
 _JUDGED = 20_000  # examples that stay elsewhere: so many are brought here to tell noise by
 _LARGE = 2e10  # floating point operations of a product with S, from which a problem is large
 _LOCATED = 3e-2  # heads are found in their span well enough when a step gains less than this
@@ -66,7 +68,7 @@ class Search:
     held_out: Problem
     rank: int | None
     tol: float
-    precision: float  # relative rounding error of the outputs as they were given
+    rounding: float  # relative rounding error of the outputs as they were given
     restarts: int
     rng: np.random.Generator
     log: Log
@@ -109,7 +111,7 @@ class Search:
             target=self.tol if target is None else target,
             eager=eager,
             scarce=problem is not None,
-            exact=self._exact if dear else 0.0,
+            exact=self._exact if dear or self.rounding > _COARSE_ROUNDING else 0.0,
         )
         outcome = self._steps(name, state, ends)
         return replace(outcome, state=refine.in_full(outcome.state))
@@ -134,7 +136,9 @@ class Search:
     @property
     def _exact(self) -> float:
         """An error that rounding alone may make."""
-        return max(_ROUNDING * self.precision, _ELIMINATION)
+        if self.rounding > _COARSE_ROUNDING:
+            return _ROUNDED * self.rounding
+        return max(_ARITHMETIC * self.rounding, _ELIMINATION)
 
     def _overfits(self, fit: Fit) -> bool:
         """Whether a fit does far worse on other examples; one that is nearly exact never does."""

@@ -1,0 +1,56 @@
+"""Examples that are given more than once: copies are held out together, and count once.
+
+A held-out example of which the fit has seen a copy proves nothing. And equal outputs of equal
+inputs have equal noise, so that copies would make error bars too small.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from onelayer import arrays
+from onelayer.arrays import Array
+
+Positions: TypeAlias = np.ndarray[Any, Any]
+
+
+def split(
+    X: Array, Y: Array, mask: Array | None, held_out: int, rng: np.random.Generator
+) -> tuple[Positions, Positions]:
+    """Positions of examples to fit and of about so many to hold out, both in random order.
+
+    Examples with the same inputs are on the same side; of those with the same outputs as well only
+    the first is taken.
+    """
+    inputs = _groups(X, mask)
+    kept = _firsts(np.stack([inputs, _groups(Y, None)], axis=1))
+    inputs = np.unique(inputs[kept], return_inverse=True)[1]
+    order = rng.permutation(int(inputs.max()) + 1)
+    sizes = np.bincount(inputs)[order]
+    chosen = np.cumsum(sizes) <= max(held_out, int(sizes[0]))
+    if chosen.all():  # at least one is left to fit, if there are two to tell apart
+        chosen[-1] = len(chosen) == 1
+    place = np.argsort(order)[inputs]
+    in_order = np.argsort(place, kind="stable")
+    out = chosen[place[in_order]]
+    return kept[in_order[~out]], kept[in_order[out]]
+
+
+def _groups(values: Array, mask: Array | None) -> Positions:
+    """For every example the number of the first that is equal to it, (n,)."""
+    rows = np.ascontiguousarray(arrays.to_numpy(values))
+    there = None if mask is None else np.ascontiguousarray(arrays.to_numpy(mask))
+    seen: dict[bytes, int] = {}
+    return np.array(
+        [
+            seen.setdefault(row.tobytes() + (b"" if there is None else there[i].tobytes()), i)
+            for i, row in enumerate(rows)
+        ]
+    )
+
+
+def _firsts(pairs: np.ndarray[Any, Any]) -> Positions:
+    """Ascending positions of the first of equal rows."""
+    return np.sort(np.unique(pairs, axis=0, return_index=True)[1])

@@ -1,0 +1,284 @@
+"""Error bars of recovered heads: noise times sensitivity, in the caller's coordinates.
+
+With residuals r, noise in the outputs moves the attention matrices by δ = S⁻¹ JᵀQ u and the weights
+by (HᵀH)⁻¹ Hᵀ (u - J δ), where u is like the noise. Draws of u are the residuals themselves with a
+random sign for every example (the wild bootstrap; Wu 1986, and Cameron, Gelbach and Miller 2008 for
+clusters), so that it matters neither whether noise is as large everywhere nor whether rows of an
+example share it. They are made larger as residuals of a fit are smaller than the noise, by the
+equations per free one, and at least as large as outputs were rounded.
+
+What moves is taken to the caller's coordinates and there to the span of the inputs
+(`onelayer.span`), where its size is compared with that of the heads. Along directions in which
+tokens hardly move that is a division by next to nothing: a fit to rounding may leave heads free.
+
+A search that ends early leaves an error that is no noise: the Gauss-Newton step that it did not
+take. Its length is part of the bar.
+
+The mean square over K draws estimates that of the error with K degrees of freedom, or more if the
+error has more than one direction. So with probability 0.95 or more the error is at most the root of
+that mean square times the 0.95-quantile of the F-distribution with 1 and K degrees.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.special import fdtri
+
+from onelayer import arrays, chunks
+from onelayer.arrays import Array
+from onelayer.chunks import Chunks, InMemory
+from onelayer.recovery import derivatives, reduced
+from onelayer.recovery.derivatives import Jacobian
+from onelayer.recovery.problem import AnyProblem, Frame
+from onelayer.recovery.reduced import Fit
+from onelayer.recovery.sensitivity import Sensitivity, sensitivity
+
+CONFIDENCE = 0.95
+_DRAWS = 4
+_ENOUGH = 3.0  # equations per unknown, to judge by
+_MARGIN = 2.0  # the smallest singular value is found up to a part of it, and from above
+_COMPARED = 4000  # output rows that are compared to find equal ones
+
+
+@dataclass(frozen=True, eq=False)
+class ErrorBars:
+    """Bounds on the relative errors of heads on the span of the inputs, infinite if undetermined.
+
+    `nested` (r,) is the largest bound of a head's attention matrix on the strongest 1, 2, .., r
+    directions of the inputs alone; `noise` is the relative error of outputs that the bars rest on.
+    """
+
+    attention: np.ndarray[Any, Any]
+    projection: np.ndarray[Any, Any]
+    nested: np.ndarray[Any, Any]
+    noise: float
+    smallest_singular_value: float
+
+
+def error_bars(
+    fit: Fit,
+    fitted: AnyProblem,
+    rank: int | None,
+    rounding: float,
+    rng: np.random.Generator,
+    sharp: float = 1e-9,
+) -> ErrorBars:
+    """The bars of a fit to examples of a problem, whose outputs have this relative rounding.
+
+    Bars up to `sharp` may be far larger than the errors: they are what the smallest singular value
+    allows at most, which costs no draws.
+    """
+    copies = _copies(fit)
+    few = _thinned(fit, fitted, rank, copies)
+    response = sensitivity(few, rank, rng)
+    noise = max(_noise(few, fitted, rank, thinned=few is not fit), rounding) * copies**0.5
+    bars = _at_most(fit, few, fitted, response, noise)
+    if not max(bars.attention.max(), bars.projection.max()) <= sharp and np.isfinite(noise):
+        bars = _by_draws(fit, few, fitted, rank, response, noise, rng)
+    free = np.where(response.determined, 0.0, np.inf)
+    return replace(
+        bars,
+        attention=bars.attention + free,
+        projection=bars.projection + free,
+        nested=bars.nested + free.max(),
+    )
+
+
+def _at_most(
+    fit: Fit, few: Fit, fitted: AnyProblem, response: Sensitivity, noise: float
+) -> ErrorBars:
+    """Bars if all noise were in the direction that is determined worst."""
+    frame, (least, most) = fitted.frame, response.extremes
+    total = noise * few.cut.equations**0.5
+    with np.errstate(divide="ignore", invalid="ignore"):
+        heads = _MARGIN * total / (least * response.strengths)  # longest that heads may move
+        inverse = np.linalg.norm(arrays.to_numpy(few.inverse), 2) ** 0.5
+        weights = inverse * (total + _MARGIN * most * heads)
+        stretch = 1 / fitted.span.deviations.min(initial=np.inf)
+        attention, projection = _on_span(frame, fit.stacked, fit.weights)
+        sizes = [np.sum(one**2, axis=(1, 2)) ** 0.5 for one in (attention, projection)]
+        mean = (1 + np.linalg.norm(fitted.span.mean) ** 2) ** 0.5
+        bars = [
+            stretch * max(stretch, 1.0) * mean * heads / sizes[0],
+            stretch * frame.output_scale * weights / sizes[1],
+        ]
+    bars = [np.where(np.isnan(bar), np.inf, bar) for bar in bars]
+    nested = np.full(fitted.span.rank, bars[0].max())
+    return ErrorBars(bars[0], bars[1], nested, noise, least / most if most > 0 else 0.0)
+
+
+def _by_draws(
+    fit: Fit,
+    few: Fit,
+    fitted: AnyProblem,
+    rank: int | None,
+    response: Sensitivity,
+    noise: float,
+    rng: np.random.Generator,
+) -> ErrorBars:
+    """Bars by what draws of the noise do to the heads; infinite if that was not found."""
+    moved = [_step_left(fit, few, response)]
+    moved += [_moved(response, _flipped(few, response, rng)) for _ in range(_DRAWS)]
+    least, most = response.extremes
+    smallest = least / most if most > 0 else 0.0
+    found = [one for one in moved if one is not None]
+    if len(found) < len(moved):
+        unknown = np.full(fit.heads, np.inf)
+        return ErrorBars(unknown, unknown, np.full(fitted.span.rank, np.inf), noise, smallest)
+    errors = _Errors.of(fitted.frame, fit, found)
+    factor = noise * _scale(fit, few, fitted, rank) * float(fdtri(1, _DRAWS, CONFIDENCE)) ** 0.5
+    return ErrorBars(
+        errors.attention_bars(factor, fitted.span.rank),
+        errors.projection_bars(factor),
+        errors.nested(factor),
+        noise,
+        smallest,
+    )
+
+
+def _copies(fit: Fit) -> float:
+    """How often a row of outputs occurs, on average: 1 unless tokens or examples are repeated.
+
+    Equal rows of outputs have equal noise, and count once.
+    """
+    blocks = (block for chunk in chunks.gathered(fit.cut.chunks) for block in chunk)
+    seen: set[bytes] = set()
+    count = 0
+    for block in blocks:
+        for row in np.ascontiguousarray(arrays.to_numpy(block.outputs))[: _COMPARED - count]:
+            seen.add(row.tobytes())
+            count += 1
+        if count >= _COMPARED:
+            break
+    return count / max(len(seen), 1)
+
+
+def _thinned(fit: Fit, fitted: AnyProblem, rank: int | None, copies: float) -> Fit:
+    """The same heads on no more examples than it takes to judge how well they are determined."""
+    wanted = _ENOUGH * copies * fitted.unknowns(fit.heads, rank)
+    if wanted > 0.8 * fit.cut.equations:
+        return fit
+    share = wanted / fitted.equations
+    few = fitted.sample(max(1, int(share * fitted.examples)))
+    return reduced.fit(few.cut(fit.heads), fit.stacked)
+
+
+def _scale(fit: Fit, few: Fit, fitted: AnyProblem, rank: int | None) -> float:
+    """By how much errors from few examples exceed those from all, inverted.
+
+    The mean of an inverse of N random equations in p unknowns is as 1 / (N - p).
+    """
+    if fit is few:
+        return 1.0
+    unknowns = fitted.unknowns(fit.heads, rank)
+    return float(((few.cut.equations - unknowns) / (fit.cut.equations - unknowns)) ** 0.5)
+
+
+def _noise(few: Fit, fitted: AnyProblem, rank: int | None, thinned: bool) -> float:
+    """The noise that leaves such residuals; on few examples only the weights are fitted."""
+    equations = few.cut.equations
+    weights = int(few.weights.shape[0] * few.weights.shape[1])
+    free = equations - (weights if thinned else fitted.unknowns(few.heads, rank))
+    return float(few.error * (equations / free) ** 0.5) if free > 0 else np.inf
+
+
+def _flipped(few: Fit, response: Sensitivity, rng: np.random.Generator) -> Chunks:
+    """Residuals at unit size with a random sign for every example, as precise as products are."""
+    size, reference = few.error or 1.0, response.products.weights
+
+    def of_chunk(rows: Sequence[Array]) -> tuple[Array, ...]:
+        return tuple(_with_signs(arrays.like(one / size, reference), few, rng) for one in rows)
+
+    return InMemory(tuple(map(of_chunk, chunks.gathered(few.residuals))))
+
+
+def _with_signs(rows: Array, few: Fit, rng: np.random.Generator) -> Array:
+    signs = rng.integers(0, 2, (rows.shape[0] // few.cut.tokens, 1, 1)) * 2.0 - 1.0
+    by_example = arrays.namespace(rows).reshape(rows, (-1, few.cut.tokens, rows.shape[1]))
+    return reduced.flattened(by_example * arrays.like(signs, rows))
+
+
+def _step_left(fit: Fit, few: Fit, response: Sensitivity) -> tuple[Array, Array] | None:
+    """The Gauss-Newton step that the search has not taken."""
+    share = few.cut.equations / fit.cut.equations
+    heads = response.solve(derivatives.gradient(fit) * share)
+    if heads is None:
+        return None
+    products = response.products
+    moved = products.pushed(arrays.like(heads, products.weights))
+    return heads, -(products.inverse @ _against(products, moved))
+
+
+def _moved(response: Sensitivity, rows: Chunks) -> tuple[Array, Array] | None:
+    """How noise like these rows moves heads and weights; None if that was not found."""
+    products = response.products
+    heads = response.solve(products.transposed(products.unexplained(rows)))
+    if heads is None:
+        return None
+    left = chunks.each(_less, rows, products.pushed(heads))
+    return heads, products.inverse @ _against(products, left)
+
+
+def _against(products: Jacobian, rows: Chunks) -> Array:
+    """Hᵀ u."""
+    terms = chunks.each(reduced.against_features, products.attended, rows)
+    return chunks.merged(terms, operator.add)
+
+
+def _less(rows: Any, moved: Any) -> tuple[Array, ...]:
+    return tuple(one - other for one, other in zip(rows, moved, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class _Errors:
+    """What moved on the span, first by the step not taken, then by draws of noise.
+
+    Attention is (1 + K, m, r + 1, r), projection (1 + K, m, r, e), and `heads` are both of the fit.
+    """
+
+    attention: np.ndarray[Any, Any]
+    projection: np.ndarray[Any, Any]
+    heads: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+
+    @classmethod
+    def of(cls, frame: Frame, fit: Fit, moved: list[tuple[Array, Array]]) -> _Errors:
+        changes = [_on_span(frame, *one) for one in moved]
+        attention, projection = (np.stack(each) for each in zip(*changes, strict=True))
+        return cls(attention, projection, _on_span(frame, fit.stacked, fit.weights))
+
+    def attention_bars(self, factor: float, count: int) -> np.ndarray[Any, Any]:
+        """Bounds (m,) on the strongest so many directions, relative to the heads there."""
+        rows = [*range(count), self.attention.shape[3]]
+        change, head = self.attention[:, :, rows, :count], self.heads[0][:, rows, :count]
+        return _bound(change, factor, head)
+
+    def projection_bars(self, factor: float) -> np.ndarray[Any, Any]:
+        """Bounds (m,) relative to the heads."""
+        return _bound(self.projection, factor, self.heads[1])
+
+    def nested(self, factor: float) -> np.ndarray[Any, Any]:
+        """Largest bound on the attention of a head, on the strongest 1, 2, .., r directions."""
+        counts = range(1, self.attention.shape[3] + 1)
+        return np.array([self.attention_bars(factor, count).max() for count in counts])
+
+
+def _bound(
+    changes: np.ndarray[Any, Any], factor: float, heads: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """From what moved (1 + K, m, ..) and the heads (m, ..)."""
+    sizes, squares = np.sum(heads**2, axis=(1, 2)), np.sum(changes**2, axis=(2, 3))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bars = (squares[0] ** 0.5 + factor * np.mean(squares[1:], axis=0) ** 0.5) / sizes**0.5
+    return np.where(np.isfinite(bars), bars, np.inf)
+
+
+def _on_span(
+    frame: Frame, stacked: Array, weights: Array
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    theta, key_bias, projection, _ = frame.matrices(stacked, weights)
+    return frame.span.attention(theta, key_bias), frame.span.projection(projection)
