@@ -1,74 +1,350 @@
 """Is what a fit leaves over only noise?
 
-At the right minimum of noisy examples the residuals are the noise and know nothing of the inputs.
-In a bad minimum they still are a function of the inputs, and correlate with other functions of
-them. So the residuals r_j of the examples are correlated with features φ_j that a missing head
-or a bias might have (see `_features`), and |Σ_j φ_jᵀ r_j|² is compared with what it is
-when the signs of whole examples are flipped at random: no change if r is symmetric noise.
+At the right minimum the residuals are the noise and know nothing of the inputs. If the model is
+wrong (causal attention fitted without `causal`, padding without its mask, a head too few) they are
+a function of the sequence and of places in it, and that function can be learned. So for each kind
+of features φ (see `residual_features.py`) ridge regressions from φ to the residuals of training
+examples predict residuals r̂ of held-out examples, and
+
+    s_j = Σ_rows <r_j, r̂_j>,        t = Σ_j s_j / √(Σ_j s_j²)
+
+is compared with what noise does. Given the training examples, the s_j of noise are independent with
+mean zero, whatever the rows of one example have in common; then t √((h - 1) / (h - t²)) is about
+Student's with h - 1 degrees of freedom, h the number of held-out examples. Weak structure is seen
+with a strong ridge, strong structure with a weak one: each kind is tested with several. Two more
+kinds are the limit of an infinite ridge, for features that are too many to regress on but have
+cheap inner products: "head" has x_a ⊗ Cov(keys), the first-order change of outputs with a missing
+head, and "position" x_a ⊗ x_b ⊗ x_b for keys b at each small distance from a, the same for heads
+that depend on relative positions. The level is divided among all tests (Bonferroni).
+
+Copies of an example share its noise, so held-out copies are left out. Inputs that occur again with
+other outputs show the noise itself, by their scatter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
+import scipy.linalg
+import scipy.stats
 
-from onelayer import arrays, attention
+from onelayer import arrays
 from onelayer.arrays import Array
-from onelayer.recovery import reduced
+from onelayer.recovery import reduced, residual_features
 from onelayer.recovery.cut import Block
 from onelayer.recovery.reduced import Fit
+from onelayer.recovery.residual_features import Features, Sample
 
-_FLIPS = 99
-_PROBES = 4  # random heads, with scores of standard deviation 1
-_LEVEL = 0.01  # residuals as structured as this share of the flips, or less, are not noise
+Values: TypeAlias = np.ndarray[Any, Any]
 
-
-def is_noise(fit: Fit, blocks: Sequence[Block], rng: np.random.Generator) -> bool:
-    """True if the residuals of the blocks show no trace of the inputs in any kind of feature."""
-    return all(np.mean(sizes[1:] >= sizes[0]) > _LEVEL for sizes in structure(fit, blocks, rng))
-
-
-def structure(
-    fit: Fit, blocks: Sequence[Block], rng: np.random.Generator
-) -> list[np.ndarray[Any, Any]]:
-    """|Σ φᵀ r|² for every kind of feature: as it is, then under random flips of sign."""
-    xp = arrays.namespace(fit.stacked)
-    dim = fit.cut.dim
-    entries = rng.standard_normal((3, dim + 1, _PROBES * dim)) / dim
-    probes = [arrays.like(matrix, fit.stacked) for matrix in entries]
-    totals: list[Array] = []
-    for block, residual in zip(blocks, reduced.residuals_on(fit, blocks), strict=True):
-        n, tokens, _ = block.keys.shape
-        signs = rng.integers(0, 2, (_FLIPS + 1, n)) * 2.0 - 1.0
-        signs[0] = 1.0
-        sums = []
-        for features in _features(block, residual, probes):
-            rows = xp.reshape(features, (n, tokens, -1))
-            products = arrays.transpose(rows) @ xp.reshape(residual, (n, tokens, -1))
-            sums.append(arrays.like(signs, products) @ xp.reshape(products, (n, -1)))
-        totals = sums if not totals else [a + b for a, b in zip(totals, sums, strict=True)]
-    return [arrays.to_numpy(xp.sum(total * total, axis=1)) for total in totals]
+_LEVEL = 0.01  # false alarms over all tests
+_RIDGES = (1e-3, 0.1, 10.0)  # relative to the mean eigenvalue of the features' Gram matrix
+_MOST_EXAMPLES, _MOST_ROWS = 3000, 16_000  # that are regressed on
+_HELD_OUT_ROWS = 8000
+_COMPARED = 2_000_000  # inner products that are held at once
+_NEAR = 2  # the largest distance at which relative positions are looked for
+_ROUNDING = 1e-12  # errors below this are those of float64 arithmetic, which may depend on inputs
+# With fewer held-out examples the test sees nothing. A wrong model or a bad minimum leaves far more
+# than this relative error, so only less than this passes then.
+_FEWEST, _TINY = 8, 1e-3
+# Above this relative error a fit explains so little that passing a test is no evidence for it: only
+# repeated inputs can show that the rest is noise.
+_LARGE = 0.35
+_FEWEST_PAIRS = 20
+_EXPLAINED = 0.7  # share of the squared residuals that the scatter of repeated inputs has to reach
+_DECIMALS = 9  # whitened tokens are equal up to rounding, which depends on their place in memory
 
 
-def _features(block: Block, residual: Array, probes: list[Array]) -> list[Array]:
-    """Kinds of features, odd and even in the inputs (a layer without biases is odd in them).
+@dataclass(frozen=True)
+class Evidence:
+    """How well a kind of features predicts held-out residuals.
 
-    Tokens attended to by random heads with a key bias; their squares, with a constant; products of
-    two coordinates of the row's own token; and powers of what was fitted, which show an output
-    that was bent afterwards (Ramsey 1969).
+    `t` is Student's statistic, large if they do; `share` the share of the squared residuals that
+    lies along the prediction.
     """
-    xp = arrays.namespace(residual)
-    queries = attention.with_constant(block.keys)
-    extended = replace(block, queries=queries)
-    attended = reduced.attend(extended, probes[0], output_bias=True).features
-    own = xp.reshape(queries, (-1, queries.shape[2]))
-    fitted = block.outputs - residual
-    return [
-        attended[:, :-1],
-        xp.concat([attended[:, :-1] ** 2, attended[:, -1:]], axis=1),
-        (own @ probes[1]) * (own @ probes[2]),
-        xp.concat([fitted**2, fitted**3], axis=1),
+
+    kind: str
+    t: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """How outputs vary where inputs are the same.
+
+    `pairs` counts the repetitions: all examples of repeated inputs but one of each. `variance` is
+    the mean over the entries of their outputs, in units in which outputs have unit mean square.
+    """
+
+    pairs: int
+    variance: float
+
+
+def is_noise(
+    fit: Fit, training: Sequence[Block], held_out: Sequence[Block], rng: np.random.Generator
+) -> bool:
+    """True if neither repeated inputs nor any kind of features speak against noise."""
+    if fit.error < _ROUNDING:
+        return True
+    repeated = scatter([*training, *held_out])
+    enough = repeated.pairs >= _FEWEST_PAIRS
+    if fit.error > _LARGE and not (enough and repeated.variance >= _EXPLAINED * fit.loss):
+        return False
+    # Noise of examples may have one common size: pairs count, not entries.
+    highest = repeated.variance * (1 + 3 * np.sqrt(2 / max(repeated.pairs, 1)))
+    if enough and highest < _EXPLAINED * fit.loss:
+        return False
+    found, examples = _evidence(fit, training, held_out, rng)
+    if examples < _FEWEST:
+        return fit.error < _TINY
+    return max((one.t for one in found), default=0.0) < threshold(examples)
+
+
+def threshold(examples: int) -> float:
+    """The largest t that noise may show with so many held-out examples."""
+    tests = len(residual_features.NAMES) * len(_RIDGES) + 2
+    return float(scipy.stats.t.isf(_LEVEL / tests, examples - 1))
+
+
+def evidence(
+    fit: Fit, training: Sequence[Block], held_out: Sequence[Block], rng: np.random.Generator
+) -> list[Evidence]:
+    """How well each kind of features predicts what a fit leaves over of held-out examples."""
+    return _evidence(fit, training, held_out, rng)[0]
+
+
+def _evidence(
+    fit: Fit, training: Sequence[Block], held_out: Sequence[Block], rng: np.random.Generator
+) -> tuple[list[Evidence], int]:
+    """The evidence, and the number of held-out examples that it rests on."""
+    seen = _sample(fit, training, _MOST_ROWS)
+    other = _without_copies(_sample(fit, held_out, _HELD_OUT_ROWS), seen)
+    examples = len(other.tokens)
+    size = float(np.sqrt(np.mean(seen.residual**2)))
+    if size == 0 or examples < 2:
+        return [], examples
+    seen, other = (replace(one, residual=one.residual / size) for one in (seen, other))
+    kinds = residual_features.kinds(seen, rng)
+    found = [
+        max((_tested(name, r, other) for r in _predicted(features, seen, other)), key=_strength)
+        for name, features in kinds.items()
     ]
+    along = {
+        "head": _pulled(_covariance_products(kinds["keys"], seen, other), seen, other),
+        "position": _pulled(_neighbour_products(seen, other), seen, other),
+    }
+    return [*found, *(_tested(name, r, other) for name, r in along.items())], examples
+
+
+def _strength(found: Evidence) -> float:
+    return found.t
+
+
+def _tested(kind: str, predicted: Values, other: Sample) -> Evidence:
+    """The test of one prediction, examples being independent of each other."""
+    sums = np.sum(predicted * other.residual, axis=(1, 2))
+    lengths = float(np.sum(predicted**2) * np.sum(other.residual**2))
+    squares = float(np.sum(sums**2))
+    if squares == 0:
+        return Evidence(kind, 0.0, 0.0)
+    total, count = float(np.sum(sums)), len(sums)
+    t = total / np.sqrt(squares)
+    student = t * np.sqrt((count - 1) / max(count - t * t, 1e-9))
+    return Evidence(kind, float(student), max(total, 0.0) ** 2 / lengths)
+
+
+# Predictions
+
+
+def _predicted(features: Features, seen: Sample, other: Sample) -> list[Values]:
+    """Residuals (n, k, e) of other examples as ridge regressions predict them, for each ridge."""
+    rows, scale = _rows(features, seen, None)
+    elsewhere, _ = _rows(features, other, scale)
+    gram, against = rows.T @ rows, rows.T @ _flat(seen.residual)
+    mean_eigenvalue = float(np.trace(gram)) / len(gram) or 1.0
+    found = []
+    for ridge in _RIDGES:
+        ridged = gram + ridge * mean_eigenvalue * np.eye(len(gram))
+        weights = scipy.linalg.solve(ridged, against, assume_a="pos")
+        found.append((elsewhere @ weights).reshape(other.residual.shape))
+    return found
+
+
+def _rows(features: Features, sample: Sample, scale: Values | None) -> tuple[Values, Values]:
+    """Features of all rows (n·k, f), zero in the padding, over their root mean squares."""
+    rows = _flat(features(sample) * sample.counted[:, :, None])
+    if scale is None:
+        scale = np.sqrt(np.mean(rows**2, axis=0))
+        scale[scale == 0] = 1.0
+    return rows / scale, scale
+
+
+def _pulled(products: Callable[[slice], Values], seen: Sample, other: Sample) -> Values:
+    """Σ_i <x_a, x_i> K(a, i) r_i over rows i of training examples, for all other rows a: (n, k, e).
+
+    With K = <φ_a, φ_i> these are the residuals that one small gradient step for the features
+    x_a ⊗ φ_a predicts, up to a factor. `products` gives K for some of the other rows.
+    """
+    own, residual, others = _flat(seen.tokens), _flat(seen.residual), _flat(other.tokens)
+    step = max(1, _COMPARED // len(own))
+    parts = []
+    for start in range(0, len(others), step):
+        part = slice(start, start + step)
+        parts.append(((others[part] @ own.T) * products(part)) @ residual)
+    found = np.concatenate(parts).reshape(other.residual.shape)
+    largest = float(np.abs(found).max()) or 1.0
+    scaled: Values = found / largest * other.counted[:, :, None]
+    return scaled
+
+
+def _covariance_products(
+    covariances: Features, seen: Sample, other: Sample
+) -> Callable[[slice], Values]:
+    """Inner products of centred covariances: their mean leaves what is linear in x_a, no head."""
+    mine, scale = _rows(covariances, seen, None)
+    mean = np.mean(mine, axis=0)
+    mine, theirs = mine - mean, _rows(covariances, other, scale)[0] - mean
+    return lambda part: theirs[part] @ mine.T
+
+
+def _neighbour_products(seen: Sample, other: Sample) -> Callable[[slice], Values]:
+    """Σ_δ <x_{a+δ} x_{a+δ}ᵀ - cI, x_{i+δ} x_{i+δ}ᵀ - cI> over distances δ, c their mean square."""
+    dim, tokens = seen.tokens.shape[2], seen.tokens.shape[1]
+    distances = [delta for delta in range(-_NEAR, _NEAR + 1) if abs(delta) < tokens]
+    mine = [_flat(residual_features.shifted(seen, delta)) for delta in distances]
+    theirs = [_flat(residual_features.shifted(other, delta)) for delta in distances]
+    # Keys that are there are never exactly the mean, which zeros stand for.
+    present, others_present = (
+        [np.any(one != 0, axis=1) for one in part] for part in (mine, theirs)
+    )
+    centre = [
+        float(np.sum(one**2)) / max(np.count_nonzero(there) * dim, 1)
+        for one, there in zip(mine, present, strict=True)
+    ]
+
+    def products(part: slice) -> Values:
+        total = np.zeros((len(theirs[0][part]), len(mine[0])))
+        for i, c in enumerate(centre):
+            rows, one = theirs[i][part], mine[i]
+            lengths = np.sum(rows**2, axis=1)[:, None] + np.sum(one**2, axis=1)
+            there = np.outer(others_present[i][part], present[i])
+            total += there * ((rows @ one.T) ** 2 - c * lengths + c * c * dim)
+        return total
+
+    return products
+
+
+def _flat(values: Values) -> Values:
+    return values.reshape(-1, values.shape[-1])
+
+
+# Samples
+
+
+def _sample(fit: Fit, blocks: Sequence[Block], most_rows: int) -> Sample:
+    """The first examples of some blocks and what the fit makes of them, in numpy."""
+    tokens = int(blocks[0].keys.shape[1])
+    left = min(_MOST_EXAMPLES, max(1, most_rows // tokens))
+    parts = []
+    for block in blocks:
+        count = min(left, int(block.keys.shape[0]))
+        left -= count
+        if count:
+            parts.append(_part(fit, _first(block, count)))
+    if not parts:
+        parts.append(_part(fit, blocks[0]))
+    names = Sample.__dataclass_fields__
+    return Sample(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
+
+
+def _first(block: Block, count: int) -> Block:
+    rows = count * int(block.keys.shape[1])
+    allowed = block.allowed
+    if allowed is not None and allowed.shape[0] > 1:
+        allowed = allowed[:count, ...]
+    return replace(
+        block,
+        queries=block.queries[:count, ...],
+        keys=block.keys[:count, ...],
+        outputs=block.outputs[:rows, ...],
+        allowed=allowed,
+        counted=None if block.counted is None else block.counted[:rows, ...],
+    )
+
+
+def _part(fit: Fit, block: Block) -> Sample:
+    n, tokens, _ = block.keys.shape
+    shape = (n, tokens, block.outputs.shape[1])
+    (residual,) = reduced.residuals_on(fit, [block])
+    attention = reduced.attend(block, fit.stacked, fit.cut.output_bias).attention
+    allowed = np.ones((1, tokens, tokens))
+    if block.allowed is not None:
+        allowed = arrays.to_numpy(block.allowed).astype(np.float64)
+    keys = allowed / np.maximum(allowed.sum(axis=2, keepdims=True), 1.0)
+    return Sample(
+        tokens=_numbers(block.keys),
+        counted=_counted(block),
+        keys=np.broadcast_to(keys, (n, tokens, tokens)),
+        attention=_numbers(attention).reshape(n, tokens, fit.heads, tokens),
+        fitted=_numbers(block.outputs - residual).reshape(shape),
+        residual=_numbers(residual).reshape(shape),
+    )
+
+
+def _numbers(array: Array) -> Values:
+    return arrays.to_numpy(arrays.double(array))
+
+
+def _counted(block: Block) -> Values:
+    n, tokens, _ = block.keys.shape
+    if block.counted is None:
+        return np.ones((n, tokens))
+    return _numbers(block.counted).reshape(n, tokens)
+
+
+# Repeated inputs
+
+
+def scatter(blocks: Sequence[Block]) -> Scatter:
+    """The scatter of outputs over examples with the same tokens and the same padding.
+
+    Exact copies, outputs and all, count once: they may be one example that was stored twice.
+    """
+    groups: dict[bytes, dict[bytes, Values]] = {}
+    for block in blocks:
+        outputs = _numbers(block.outputs).reshape(*block.keys.shape[:2], block.outputs.shape[1])
+        for key, output in zip(_keys(_numbers(block.keys), _counted(block)), outputs, strict=True):
+            groups.setdefault(key, {})[np.round(output, _DECIMALS).tobytes()] = output
+    repeated = [np.stack(list(group.values())) for group in groups.values() if len(group) > 1]
+    pairs = sum(len(group) - 1 for group in repeated)
+    if not pairs:
+        return Scatter(0, 0.0)
+    squares = sum(float(np.sum((group - group.mean(axis=0)) ** 2)) for group in repeated)
+    return Scatter(pairs, squares / (pairs * repeated[0][0].size))
+
+
+def _keys(tokens: Values, counted: Values) -> list[bytes]:
+    """What examples with the same tokens and padding have in common; 0.0 turns -0 to 0."""
+    rounded = np.round(tokens * counted[:, :, None], _DECIMALS) + 0.0
+    return [one.tobytes() + there.tobytes() for one, there in zip(rounded, counted, strict=True)]
+
+
+def _without_copies(other: Sample, seen: Sample) -> Sample:
+    """The examples whose tokens and residuals neither the seen ones nor earlier ones have."""
+    found = set(_copies(seen))
+    kept = []
+    for position, copy in enumerate(_copies(other)):
+        if copy not in found:
+            kept.append(position)
+        found.add(copy)
+    names = Sample.__dataclass_fields__
+    return Sample(**{name: getattr(other, name)[kept] for name in names})
+
+
+def _copies(sample: Sample) -> list[bytes]:
+    outputs = np.round(sample.fitted + sample.residual, _DECIMALS) + 0.0
+    keys = _keys(sample.tokens, sample.counted)
+    return [key + output.tobytes() for key, output in zip(keys, outputs, strict=True)]

@@ -329,7 +329,8 @@ class Search:
         """Whether neither more heads nor the inputs explain what a fit leaves over."""
         self.looked = True
         enough_heads = reduced.held_out_error(fit, self.held_out) < 1.1 * self.richer_error
-        return enough_heads and noise.is_noise(fit, self._judged(fit), self.rng)
+        others = self.held_out.blocks(fit.heads)
+        return enough_heads and noise.is_noise(fit, self._judged(fit), others, self.rng)
 
     def _judged(self, fit: Fit) -> list[Block]:
         """The examples of a fit whose residuals are looked at: all, or a sample brought here."""
