@@ -27,7 +27,7 @@ class Ending(Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A fit, how it ended, and whether it is noise.
+    """A fit, how it ended, whether noise is left over, and whether the model is known to be wrong.
 
     It is a fit to all training examples, unless one to few of them is exact or time was spent.
     """
@@ -35,6 +35,7 @@ class Outcome:
     state: refine.State
     ending: Ending
     noise: bool = False
+    misfit: bool = False
 
     @property
     def solved(self) -> bool:

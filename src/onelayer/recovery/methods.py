@@ -14,6 +14,7 @@ from onelayer.arrays import Array
 from onelayer.chunks import InMemory
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import copies, examples, lowrank, phases, problem, reduced
+from onelayer.recovery.advice import advice
 from onelayer.recovery.certificate import Certificate, certify
 from onelayer.recovery.checkpoint import Keeper
 from onelayer.recovery.door import Given
@@ -21,6 +22,7 @@ from onelayer.recovery.endings import Ending, Outcome
 from onelayer.recovery.problem import AnyProblem, Frame, Positions, Problem
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.search import Search
+from onelayer.recovery.second_opinion import SecondOpinion
 from onelayer.recovery.trace import Log, Measured
 from onelayer.rounding import Rounding, rounding
 
@@ -75,6 +77,7 @@ class Answer:
 
     layer: AttentionLayer
     reason: Reason
+    advice: str
     error: float
     certificate: Certificate
 
@@ -89,6 +92,8 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
         half = held_out.examples // 2
         seen = held_out.take(np.arange(half)) if half else held_out
         search = _search(task, fitted, seen, log, rng)
+        opinion = SecondOpinion(task.given, task.bias, task.causal, task.device)
+        search.doubt = opinion
         if task.resumed is not None:
             begun = fitted.heads_of(task.resumed)
             search.begun = lowrank.nearest(begun, fitted.dim, task.rank)
@@ -100,8 +105,12 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
         if search.looked and half:  # decisions rested on these: the certificate is for the others
             held_out = held_out.take(np.arange(half, held_out.examples))
         certificate = _certified(task, outcome.state.fit, fitted, held_out, rng)
-    reason = _reason(outcome, certificate, fitted, task, search.richer_error)
-    return _answer(task, fitted, outcome.state.fit, reason, certificate)
+        reason = _reason(outcome, certificate, fitted, task, search.richer_error)
+        if reason is Reason.LOCAL_MINIMUM and opinion.suspicious:
+            reason = Reason.WRONG_MODEL
+        if reason in (Reason.WRONG_MODEL, Reason.LOCAL_MINIMUM):
+            opinion.look_at(search, outcome.state.fit)
+    return _answer(task, fitted, outcome.state.fit, reason, certificate, opinion)
 
 
 def _searched(task: Task, search: Search, keeper: Keeper | None) -> Outcome:
@@ -177,7 +186,9 @@ def _search(
     task: Task, fitted: AnyProblem, seen: Problem, log: Log, rng: np.random.Generator
 ) -> Search:
     error = task.rounding.error / fitted.output_scale
-    return Search(fitted, seen, task.rank, task.tol, error, task.restarts, rng, log)
+    search = Search(fitted, seen, task.rank, task.tol, error, task.restarts, rng, log)
+    search.patient = log.max_seconds is not None
+    return search
 
 
 def _certified(
@@ -197,11 +208,18 @@ def _note_span(fitted: AnyProblem, task: Task, log: Log) -> None:
 
 
 def _answer(
-    task: Task, posed: Frame, fit: reduced.Fit, reason: Reason, certificate: Certificate
+    task: Task,
+    posed: Frame,
+    fit: reduced.Fit,
+    reason: Reason,
+    certificate: Certificate,
+    opinion: SecondOpinion | None = None,
 ) -> Answer:
     sample = arrays.floating(task.given.source.samples[0])
     layer = posed.layer(fit.stacked, fit.weights).to(sample)
-    return Answer(layer, reason, fit.error, certificate)
+    dim, scale = task.given.shape[2], posed.output_scale
+    words = advice(reason, certificate, dim, task.head_tol, task.rounding, scale, opinion)
+    return Answer(layer, reason, words, fit.error, certificate)
 
 
 def _posed(task: Task, log: Log, rng: np.random.Generator) -> tuple[AnyProblem, Problem]:
@@ -283,6 +301,8 @@ def _why_unsolved(
 ) -> Reason:
     if outcome.ending is Ending.BUDGET:
         return Reason.BUDGET_SPENT
+    if outcome.misfit and not richer_error < 0.5 * held_out_error:
+        return Reason.WRONG_MODEL
     if richer_error < 0.5 * held_out_error:
         return Reason.TOO_FEW_HEADS
     return Reason.TOO_FEW_EXAMPLES if overfitted else Reason.LOCAL_MINIMUM

@@ -135,6 +135,13 @@ class Frame:
         key_bias = heads[:, self.dim, :] @ A.T - mean @ theta
         return theta, key_bias, projection, values[columns, :] - (mean @ projection).sum(axis=0)
 
+    def in_whitened_coordinates(self, stacked: Array, weights: Array) -> AttentionLayer:
+        """Heads and weights as a layer of whitened tokens, as they are, biases left out."""
+        theta = attention.unstack(stacked, self.dim)[:, : self.dim, :]
+        shape = (theta.shape[0], self.dim, self.out_dim)
+        projection = weights[: theta.shape[0] * self.dim, :]
+        return AttentionLayer(theta, arrays.namespace(weights).reshape(projection, shape))
+
     def heads_of(self, layer: AttentionLayer) -> Array:
         """The attention matrices (p, m·dim) of a layer in whitened coordinates."""
         theta = arrays.to_numpy(layer.attention)

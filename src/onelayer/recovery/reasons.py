@@ -11,9 +11,10 @@ class Reason(Enum):
     EXACT = "the layer explains the examples to the error asked for, or to rounding"
     NOISE_FLOOR = "the layer explains the examples down to noise in the outputs"
     LOCAL_MINIMUM = "every start ended in a minimum that does not explain the examples"
+    WRONG_MODEL = "the best fit leaves over what is no noise: the outputs are not of such a layer"
     TOO_FEW_HEADS = "more heads than were asked for explain the examples, so many do not"
     TOO_FEW_EXAMPLES = "the examples do not determine a layer of this shape"
-    HEADS_NOT_DETERMINED = "the examples are explained, but some heads could be others"
+    HEADS_NOT_DETERMINED = "the examples are explained, but error bars of heads are too large"
     APPROXIMATE = "the six phases found the heads to the error that was measured on the way"
     COARSE = "the six phases found the heads, but only roughly"
     AGREEMENT_HIDDEN = "the projections add up to too few dimensions to show where heads agree"
@@ -41,10 +42,14 @@ _REMEDIES = {
     Reason.EXACT: "",
     Reason.NOISE_FLOOR: "",
     Reason.LOCAL_MINIMUM: "use more examples, more restarts, bias=True, or another number of heads",
+    Reason.WRONG_MODEL: (
+        "see advice: use bias=True, causal=True or a mask if the layer has them, or more heads"
+    ),
     Reason.TOO_FEW_HEADS: "ask for more heads, or heads='auto'",
     Reason.TOO_FEW_EXAMPLES: "use more examples, fewer heads, or rank= if the head size is known",
     Reason.HEADS_NOT_DETERMINED: (
-        "see certificate.undetermined_heads: ask for fewer heads, or vary the inputs more"
+        "see advice and certificate.attention_error: give more precise outputs, inputs that vary "
+        "more, more examples, or fewer heads"
     ),
     Reason.APPROXIMATE: "",
     Reason.COARSE: "use polish=True, or more examples",

@@ -28,15 +28,32 @@ _ROWS_TO_SCULPT = 100  # per entry of an attention matrix: with fewer it is not 
 class Recovery:
     """What `recover` found.
 
-    `layer` is the best layer found; `converged` says whether it is to be believed and `reason`
-    why, with a remedy if not. `relative_error` is the root mean square error on the examples it was
-    fitted to, relative to that of the outputs; `trace` has one row a step, `certificate` the error
-    on held-out examples and which heads are determined.
+    Attributes
+    ----------
+    layer : AttentionLayer
+        The best layer found; the one of least norm that does so on the span of the inputs.
+    converged : bool
+        Whether the outputs are explained, to rounding or to a noise floor, and every head's error
+        bar is at most `head_tol`.
+    reason : Reason
+        Why the search ended, by name, with a remedy if it did not converge.
+    advice : str
+        What was seen in the examples and what to change, in words; may be empty.
+    relative_error : float
+        Root mean square error on the examples that the layer was fitted to, relative to that of the
+        outputs (about their mean, if the layer may have biases).
+    trace : list of TraceRow
+        One row a step.
+    certificate : Certificate
+        Error bars of the heads, and the error on held-out examples.
+    seconds : float
+        The time that it took.
     """
 
     layer: AttentionLayer
     converged: bool
     reason: Reason
+    advice: str
     relative_error: float
     trace: list[TraceRow]
     certificate: Certificate
@@ -135,6 +152,7 @@ def recover(
         layer=answer.layer,
         converged=answer.reason.good,
         reason=answer.reason,
+        advice=answer.advice,
         relative_error=answer.error,
         trace=log.rows,
         certificate=answer.certificate,

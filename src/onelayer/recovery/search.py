@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -53,11 +54,24 @@ _SAME_LOSS, _SAME_HEADS = 1e-3, 1e-2  # relative differences within which two mi
 # makes larger errors than rounding them to it once, which is all that was done to coarser ones.
 _ARITHMETIC, _ROUNDED, _COARSE_ROUNDING = 5e2, 1.3, 1e-6
 _JUDGED = 20_000  # examples that stay elsewhere: so many are brought here to tell noise by
+# A search that has taken this many seconds, by its operations, and so many products, without an
+# end in sight is hopeless. Counted, not timed, so that results do not depend on the machine.
+_HOPELESS_SECONDS, _HOPELESS_PRODUCTS = 30.0, 3000
+_SECONDS_PER_OPERATION, _SECONDS_PER_CALL = 1 / 2e10, 3e-4
+_DISTRUSTED_RESTARTS = 4  # are enough where the examples look like those of another model
 _LARGE = 2e10  # floating point operations of a product with S, from which a problem is large
 _LOCATED = 3e-2  # heads are found in their span well enough when a step gains less than this
 _LOCATED_ROWS = 4.0  # for that so many rows per feature are enough
 _REPAIRED = 0.95  # a head that was missing leaves less than this share of the loss
 _ELIMINATION = 1e-10  # and so is one this good: the regression loses that where heads coincide
+
+
+class Doubt(Protocol):
+    """Whether another model explains the examples, and whether there are signs of one."""
+
+    def explains(self, search: Search, fit: Fit) -> bool: ...
+    @property
+    def suspicious(self) -> bool: ...
 
 
 @dataclass
@@ -75,6 +89,10 @@ class Search:
     begun: Array | None = None  # heads to go on from, of a search that was ended before
     richer_error: float = np.inf  # least held-out error of a fit with more heads than asked for
     looked: bool = False  # whether a decision has rested on the held-out examples
+    doubt: Doubt | None = None  # asked once, about a first fit that explains too little
+    patient: bool = False  # whether the search goes on however hopeless it is
+    products: int = 0  # with S, so far
+    effort: float = 0.0  # seconds that they take, by their operations
 
     def start(self, heads: int, gait: refine.Gait) -> Array:
         """Random attention matrices with small scores: all heads near uniform attention."""
@@ -98,7 +116,7 @@ class Search:
         """
         allowed = lowrank.tangent(stacked, self.problem.dim, self.rank)
         heads = int(stacked.shape[1] // self.problem.dim)
-        dear = self._is_large(heads)
+        dear = self.is_large(heads)
         state = refine.begin(
             (problem or self.problem).cut(heads),
             stacked,
@@ -124,7 +142,10 @@ class Search:
                 return Outcome(state, Ending.OVERFITTED)
             if self.log.spent:
                 return Outcome(state, Ending.BUDGET)
+            if self.hopeless:
+                return Outcome(state, Ending.STUCK)
             state = refine.step(state, self.rng, self.log.late, ends.exact)
+            self._count(state)
             losses.append(state.fit.loss)
             self.log.add(name, state)
         if state.fit.error <= self._exact:
@@ -132,6 +153,19 @@ class Search:
         elif ending is Ending.STATIONARY and self.log.late():  # a step that was broken off
             ending = Ending.BUDGET
         return Outcome(state, ending)
+
+    def _count(self, state: refine.State) -> None:
+        """Add a step to the effort: its products, and a fit that costs about three of them."""
+        count = state.products + 3
+        operations = self._product_operations(state.fit.cut.examples, state.fit.heads)
+        self.products += count
+        self.effort += count * (_SECONDS_PER_CALL + operations * _SECONDS_PER_OPERATION)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether more effort was made than searches that end well take."""
+        enough = self.effort > _HOPELESS_SECONDS and self.products > _HOPELESS_PRODUCTS
+        return enough and not self.patient
 
     @property
     def _exact(self) -> float:
@@ -165,13 +199,17 @@ class Search:
 
     def first_heads(self, heads: int, gait: refine.Gait) -> Array:
         """Where to begin: blindly where steps are cheap, else where correlations say."""
-        return self.located(heads) if self._is_large(heads) else self.start(heads, gait)
+        return self.located(heads) if self.is_large(heads) else self.start(heads, gait)
 
-    def _is_large(self, heads: int) -> bool:
+    def is_large(self, heads: int) -> bool:
         """Whether steps are so dear that the first heads are not to be a blind guess."""
-        dim, out_dim = self.problem.dim, self.problem.out_dim
         examples = min(self._holding(_FIRST_EQUATIONS, heads), self.problem.examples)
-        return 4.0 * examples * self.problem.tokens * heads * dim * (dim + 2 * out_dim) > _LARGE
+        return self._product_operations(examples, heads) > _LARGE
+
+    def _product_operations(self, examples: int, heads: int) -> float:
+        """Floating point operations of a product with S."""
+        dim, out_dim = self.problem.dim, self.problem.out_dim
+        return 4.0 * examples * self.problem.tokens * heads * dim * (dim + 2 * out_dim)
 
     def run(
         self, name: str, stacked: Array, heads: int, gait: refine.Gait, attempt: int = 0
@@ -183,7 +221,7 @@ class Search:
         does each further attempt: more examples, fewer bad minima.
         """
         found = int(stacked.shape[1] // self.problem.dim)
-        large = gait is refine.BRISK and self._is_large(found)
+        large = gait is refine.BRISK and self.is_large(found)
         staged: Callable[..., Outcome] = self.repaired_stage if large else self.stage
         while (part := self._few(found, attempt)) is not None:
             few = staged(f"{name}, few examples", stacked, gait, part, self.tol / 3)
@@ -243,7 +281,7 @@ class Search:
 
     def _enough(self, heads: int, attempt: int = 0) -> int:
         """How many examples a first stage takes."""
-        equations = _LARGE_EQUATIONS if self._is_large(heads) else _FIRST_EQUATIONS
+        equations = _LARGE_EQUATIONS if self.is_large(heads) else _FIRST_EQUATIONS
         return self._holding(equations * 2**attempt, heads)
 
     def _holding(self, equations: float, heads: int) -> int:
@@ -258,7 +296,7 @@ class Search:
 
     def known_heads(self, heads: int) -> Outcome:
         """The best outcome for a known number of heads, over a first start and escapes."""
-        large = self._is_large(heads)
+        large = self.is_large(heads)
         scarce = self.equations_per_unknown(heads) < _SCARCE_EQUATIONS
         gait = refine.GENTLE if scarce and not large else refine.BRISK
         if large:
@@ -277,12 +315,17 @@ class Search:
 
         What is left over counts as noise once growing could not improve on it, a fresh start has
         led to the same heads again, fits with more heads are no better on unseen examples, and
-        the residuals know nothing of the inputs.
+        the residuals know nothing of the inputs. If they do know something, and another start leads
+        to these heads once more, the model is wrong.
         """
-        heads = best.state.fit.heads
+        heads, restarts = best.state.fit.heads, self.restarts
+        if self.doubt is not None and not best.solved and not self.log.spent:
+            if self.doubt.explains(self, best.state.fit):
+                return replace(best, misfit=True)
+            restarts = min(restarts, _DISTRUSTED_RESTARTS) if self.doubt.suspicious else restarts
         grown = refused = False
-        for attempt in range(1, self.restarts + 1):
-            if best.solved or self.log.spent:
+        for attempt in range(1, restarts + 1):
+            if best.solved or self.log.spent or self.hopeless:
                 break
             spare = 1 + attempt // 2 % 2
             if self.equations_per_unknown(heads + spare) < _FEWEST_EQUATIONS:
@@ -295,10 +338,12 @@ class Search:
             outcome = self.run(name, stacked, heads, refine.GENTLE, attempt)
             grown = grown or grow or spare == 0
             same = self.same(best, outcome)
-            if not grow and grown and same and not refused:
+            if not grow and grown and same and refused:
+                return replace(best, misfit=True)
+            if not grow and grown and same:
                 # Asked once for a minimum: asked often enough, the test would pass by chance.
                 refused = not self.noise_remains(best.state.fit)
-                best = Outcome(best.state, best.ending, noise=not refused)
+                best = replace(best, noise=not refused)
             elif outcome.state.fit.loss < best.state.fit.loss:
                 grown, refused = grown and same, refused and same
                 best = outcome
@@ -332,6 +377,13 @@ class Search:
         others = self.held_out.blocks(fit.heads)
         return enough_heads and noise.is_noise(fit, self._judged(fit), others, self.rng)
 
+    def evidence(self, fit: Fit) -> list[noise.Evidence]:
+        """How well features of the inputs predict what a fit leaves over."""
+        self.looked = True
+        return noise.evidence(
+            fit, self._judged(fit), self.held_out.blocks(fit.heads), self.rng
+        )
+
     def _judged(self, fit: Fit) -> list[Block]:
         """The examples of a fit whose residuals are looked at: all, or a sample brought here."""
         if isinstance(self.problem, Problem):
@@ -343,13 +395,13 @@ class Search:
         fits = first.state.fit, second.state.fit
         if abs(fits[0].loss - fits[1].loss) > _SAME_LOSS * fits[0].loss:
             return False
-        layers = [self.problem.layer(fit.stacked, fit.weights) for fit in fits]
+        layers = [self.problem.in_whitened_coordinates(fit.stacked, fit.weights) for fit in fits]
         return bool(layers[1].distance(layers[0]).attention.max() < _SAME_HEADS)
 
     def grown(self, fit: Fit, extra: int) -> Array:
         """The heads of a fit and `extra` ones beside them: random, or where residuals say."""
         xp = arrays.namespace(fit.stacked)
-        if self._is_large(fit.heads):
+        if self.is_large(fit.heads):
             found = correlations.span(fit.cut, extra, self.rng, fit.residuals)
             more = lowrank.nearest(found.drawn(extra, self.rng), self.problem.dim, self.rank)
         else:

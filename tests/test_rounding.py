@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onelayer import AttentionLayer, inputs
-from onelayer.recovery.rounding import rounding
+from onelayer.rounding import rounding
 
 FLOATS = ["float16", "float32", "float64"]
 

@@ -1,0 +1,131 @@
+"""What else the examples may come from, asked where a fit explains too little of them.
+
+Cheap checks of the raw examples raise suspicions (see `diagnosis.py`). Whether a bias or a causal
+mask was forgotten is then tried out: the same search with it, on few examples. A model that leaves
+over clearly less on held-out examples ends the search, since the one that was asked for is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onelayer import arrays
+from onelayer.recovery import diagnosis, problem, reduced, refine
+from onelayer.recovery.diagnosis import Suspicion
+from onelayer.recovery.door import Given
+from onelayer.recovery.problem import Problem
+from onelayer.recovery.reduced import Fit
+from onelayer.recovery.search import Search
+
+_ANOTHER_MODEL = {"axes", "not causal", "padding", "window", "positions", "unrelated"}
+_PREDICTED_BY = {
+    "place": "from a row's place and tokens: positions, a causal mask or padding may be missing",
+    "restricted": "from what heads read before, after or near a row: a causal mask, a sliding "
+    "window or padding may be missing",
+    "output": "from the fitted outputs: something seems to follow the layer, such as a "
+    "normalisation or an MLP",
+    "keys": "from the spread of the tokens: biases or heads may be missing",
+    "sequence": "from the sequence: the outputs are no attention, or heads or biases are missing",
+    "head": "by one more head: heads may be missing",
+    "position": "from tokens near a row: relative positions may be missing",
+}
+_SURE = 4.0  # Student's t
+_CHECKED = 2000  # examples that suspicions rest on
+_EQUATIONS = 8.0  # per unknown, of a trial
+_HELD_OUT = 0.1  # share of its examples
+_STARTS = 2
+_CLEARLY = 0.6  # a model that leaves this share of the error, or less, is the better one
+
+
+@dataclass
+class SecondOpinion:
+    """Suspicions about the examples, and trials of what they suggest."""
+
+    given: Given
+    bias: bool
+    causal: bool
+    device: str | None
+    suspicions: list[Suspicion] = field(default_factory=list)
+    better: str = ""  # what explains the examples, in words
+    left_over: str = ""  # and what predicts the rest of a fit that does not
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether the examples look like those of another model than was asked for."""
+        return any(one.kind in _ANOTHER_MODEL for one in self.suspicions)
+
+    def explains(self, search: Search, fit: Fit) -> bool:
+        """Whether a model with a bias or a causal mask explains the examples better than a fit."""
+        if search.noise_remains(fit):
+            return False
+        self.suspicions = self._suspicions()
+        if search.is_large(fit.heads) or any(one.kind == "axes" for one in self.suspicions):
+            return False
+        return any(
+            self._tried(search, fit, bias, causal)
+            for bias, causal in ((True, False), (False, True), (True, True))
+            if (bias, causal) != (self.bias, self.causal)
+            and bias >= self.bias
+            and causal >= self.causal
+        )
+
+    def look_at(self, search: Search, fit: Fit) -> None:
+        """Say what predicts most of what the last fit leaves over, if anything does."""
+        found = search.evidence(fit)
+        best = max(found, key=lambda one: one.t, default=None)
+        if best is not None and best.t > _SURE:
+            self.left_over = (
+                f"What the best fit leaves over (relative error {fit.error:.1e}) can be predicted "
+                f"{_PREDICTED_BY[best.kind]}."
+            )
+
+    def _suspicions(self) -> list[Suspicion]:
+        X, Y, mask = (
+            None if one is None else arrays.to_numpy(one) for one in self._some(_CHECKED)
+        )
+        assert X is not None
+        assert Y is not None
+        X, Y = X.astype(float), Y.astype(float)
+        return diagnosis.suspicions(X, Y, mask, bias=self.bias, causal=self.causal)
+
+    def _some(self, count: int) -> tuple[arrays.Array | None, ...]:
+        """About so many examples, evenly spread."""
+        n = len(self.given.source)
+        return self.given.source.rows(np.unique(np.linspace(0, n - 1, count).astype(int)))
+
+    def _tried(self, search: Search, fit: Fit, bias: bool, causal: bool) -> bool:
+        """Whether this model is clearly better."""
+        named = [f"{name}=True" for name, on in (("bias", bias), ("causal", causal)) if on]
+        name = " and ".join(named)
+        fitted, held_out = self._posed(search, fit.heads, bias, causal)
+        trial = Search(
+            fitted, held_out, search.rank, search.tol, search.rounding, 0, search.rng, search.log
+        )
+        before = reduced.held_out_error(fit, search.held_out)
+        for _ in range(_STARTS):
+            gait = refine.BRISK
+            found = trial.run(f"trial with {name}", trial.start(fit.heads, gait), fit.heads, gait)
+            after = reduced.held_out_error(found.state.fit, held_out)
+            after *= fitted.output_scale / search.problem.output_scale
+            if found.solved or after < _CLEARLY * before:
+                self.better = (
+                    f"With {name} a fit leaves a relative error of {after:.1e} on held-out "
+                    f"examples, without it {before:.1e}: pass {name}."
+                )
+                return True
+        return False
+
+    def _posed(
+        self, search: Search, heads: int, bias: bool, causal: bool
+    ) -> tuple[Problem, Problem]:
+        """Examples to fit and to hold out, of a layer with these options."""
+        posed = search.problem
+        unknowns = problem.unknowns(posed.dim, posed.out_dim, heads, search.rank, bias)
+        count = int(_EQUATIONS * unknowns * posed.examples / posed.equations) + 20
+        X, Y, mask = (problem.place_or_none(one, self.device) for one in self._some(count))
+        whole = problem.pose(X, Y, mask, causal, bias)
+        order = search.rng.permutation(whole.examples)
+        out = max(1, int(_HELD_OUT * whole.examples))
+        return whole.take(order[out:]), whole.take(order[:out])
