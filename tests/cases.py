@@ -8,9 +8,10 @@ import oracles
 from hypothesis import strategies as st
 
 from onelayer import AttentionLayer, attention, blocks, chunks, inputs, sources
-from onelayer.arrays import largest, like, to_numpy
+from onelayer.arrays import double, largest, like, to_numpy
 from onelayer.chunks import InMemory, OneByOne
 from onelayer.recovery import examples, problem, reduced
+from onelayer.span import Span
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,13 @@ class Case:
         return len(oracles.present_rows(n, tokens, self.mask)) * out_dim
 
     def problem(self, xp_array=np.asarray):
+        """The problem of tokens that count as whitened already, outputs at unit mean square."""
         mask = None if self.mask is None else xp_array(self.mask)
-        return problem.pose(xp_array(self.X), xp_array(self.Y), mask, self.causal, self.bias)
+        there = np.ones(self.X.shape[:2], dtype=bool) if self.mask is None else self.mask
+        scale = float(np.mean(self.Y[there] ** 2)) ** 0.5 or 1.0
+        X, Y = (like(xp_array(one), double(xp_array(self.X))) for one in (self.X, self.Y))
+        frame = frame_as_it_is(X, Y, scale, self.causal, self.bias)
+        return frame.whitened(X, Y, mask)
 
     def fit(self, xp_array=np.asarray, per_block=1000, room=None):
         """The reduced fit at the attention matrices, so many examples to a block.
@@ -173,15 +179,18 @@ def solved_case(layer, X, mask=None, causal=False):
     weights = {name: to_numpy(array) for name, array in layer.arrays().items()}
     Y = to_numpy(layer(X, mask=mask, causal=causal))
     bias = weights.get("key_bias")
-    root = np.linalg.inv(problem.pose(X, Y, mask, causal, bias is not None).whitening)
-    return Case(
-        X,
-        Y,
-        attention=root @ weights["attention"] @ root,
-        key_bias=None if bias is None else bias @ root,
-        mask=mask,
-        causal=causal,
+    return Case(X, Y, attention=weights["attention"], key_bias=bias, mask=mask, causal=causal)
+
+
+def frame_as_it_is(X, Y, scale=1.0, causal=False, bias=False):
+    """The frame of tokens that are taken as they are given, on all directions."""
+    (_, tokens, dim), out_dim = X.shape, int(Y.shape[2])
+    whole = Span(np.zeros(dim), np.eye(dim), np.ones(dim), np.zeros(dim))
+    origin, whitening, mean = (
+        like(value, Y) for value in (np.zeros(dim), np.eye(dim), np.zeros(out_dim))
     )
+    shape = (int(tokens), int(dim), out_dim, causal, bias)
+    return problem.Frame(*shape, whole, bias, origin, whitening, None, mean, scale)
 
 
 def gathered(X, Y, held_out=(), source=sources.here, **options):
@@ -193,15 +202,9 @@ def gathered(X, Y, held_out=(), source=sources.here, **options):
 
 def as_they_are(X, Y, held_out=()):
     """Examples for the phases in the coordinates in which they are given."""
-    (n, tokens, dim), out_dim = X.shape, Y.shape[2]
+    (n, tokens, _), out_dim = X.shape, Y.shape[2]
     spread = problem.SpreadProblem(
-        tokens=tokens,
-        dim=dim,
-        out_dim=out_dim,
-        causal=False,
-        bias=False,
-        whitening=like(np.eye(dim), Y),
-        output_scale=1.0,
+        **vars(frame_as_it_is(X, Y)),
         source=sources.here(X, Y, None),
         device=None,
         held_out=np.array(held_out, dtype=int),
