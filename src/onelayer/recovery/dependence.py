@@ -1,0 +1,127 @@
+"""On which tokens an output row depends, from raw examples.
+
+Let z_b be the whitened token at place b and y_a the output row at place a. A ridge regression of
+all outputs on all tokens has blocks B_ab, and on examples that it has not seen the energy
+
+    E_ab = E <y_a - Σ_{c≠b} z_c B_ac, z_b B_ab>
+
+is the part of y_a that z_b explains linearly: zero on average where y_a does not depend on z_b,
+however many coefficients were fitted. Two halves of the examples predict each other. A layer
+without positions treats all pairs a ≠ b alike; causal, padded and windowed attention do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.linalg
+
+Values: TypeAlias = np.ndarray[Any, Any]
+
+_RANK = 1e-10  # directions with less variance than this, relative to the largest, do not occur
+_VARYING = 0.1  # variance of the tokens at a place, relative to all tokens, that counts as any
+_MOST_PLACES = 16  # longer sequences are averaged over neighbouring places
+_MOST_COORDINATES = 48  # of a token and of an output: more are mixed to so many at random
+
+
+@dataclass(frozen=True)
+class Energies:
+    """E_ab of each example, (n, k, k), as shares of the mean squared length of an output row.
+
+    They are relative to the variance of tokens at place b; `varying` (k,) says where there is any.
+    """
+
+    by_example: Values
+    varying: Values
+
+    @property
+    def places(self) -> int:
+        return int(self.by_example.shape[1])
+
+    def mean(self, pairs: Values) -> tuple[float, float]:
+        """The mean energy of some pairs (k, k) of rows and keys, and its standard error.
+
+        Both are NaN, which no comparison holds for, if there are no such pairs of varying keys.
+        """
+        pairs = pairs * self.varying
+        if not np.any(pairs):
+            return np.nan, np.nan
+        weights = pairs / np.sum(pairs)
+        each = np.sum(self.by_example * weights, axis=(1, 2))
+        return float(np.mean(each)), float(np.std(each) / np.sqrt(len(each)))
+
+
+def whitened(X: Values, present: Values) -> Values:
+    """Tokens (n, k, r), centred and with unit covariance in the r directions that they have.
+
+    `present` (n, k) is 0 for padding, which becomes zero.
+    """
+    rows = X[present > 0]
+    mean = rows.mean(axis=0)
+    centred = rows - mean
+    values, vectors = np.linalg.eigh(centred.T @ centred / max(len(rows), 1))
+    kept = values > max(_RANK * float(values[-1]), np.finfo(np.float64).tiny)
+    matrix = vectors[:, kept] / np.sqrt(values[kept])
+    found: Values = ((X - mean) @ matrix) * present[:, :, None]
+    return found
+
+
+def energies(tokens: Values, outputs: Values, rng: np.random.Generator) -> Energies:
+    """What each output row depends on: whitened tokens (n, k, r), outputs (n, k, e).
+
+    Means of a place say nothing about dependence and are taken away: a token that all examples
+    have in one place would else count as a constant.
+    """
+    z, y = (_coarse(_mixed(values, rng)) for values in (tokens, outputs))
+    z, y = (values - values.mean(axis=0) for values in (z, y))
+    n, places, rank = z.shape
+    out_dim = y.shape[2]
+    found = np.zeros((n, places, places))
+    flat, targets = z.reshape(n, -1), y.reshape(n, -1)
+    for fitted, judged in halves(n):
+        blocks = ridge(flat[fitted], targets[fitted]).reshape(places, rank, places, out_dim)
+        parts = np.einsum("jbr,brae->jabe", z[judged], blocks, optimize=True)
+        left = y[judged] - parts.sum(axis=2)
+        found[judged] = np.sum((left[:, :, None, :] + parts) * parts, axis=3)
+    variance = np.mean(z**2, axis=(0, 2))
+    varying = variance > _VARYING * variance.mean()
+    size = np.mean(np.sum(y**2, axis=2)) * np.where(varying, variance / variance.mean(), 1.0)
+    return Energies(found / size, varying)
+
+
+def halves(n: int) -> list[tuple[slice, slice]]:
+    """Two halves of the examples, each to be judged by what was fitted to the other."""
+    first, second = slice(0, n // 2), slice(n // 2, n)
+    return [(first, second), (second, first)]
+
+
+def ridge(features: Values, targets: Values) -> Values:
+    """Ridge regression with the penalty that suits targets of which features explain about half.
+
+    For p uncorrelated features of mean square μ that is p μ.
+    """
+    gram = features.T @ features
+    penalty = float(np.trace(gram)) / max(len(features), 1) or 1.0
+    gram[np.diag_indices_from(gram)] += penalty
+    weights: Values = scipy.linalg.solve(gram, features.T @ targets, assume_a="pos")
+    return weights
+
+
+def _mixed(values: Values, rng: np.random.Generator) -> Values:
+    """Values (n, k, f) with coordinates mixed at random to fewer where there are many."""
+    size = values.shape[2]
+    if size <= _MOST_COORDINATES:
+        return values
+    mixed: Values = values @ (rng.standard_normal((size, _MOST_COORDINATES)) / np.sqrt(size))
+    return mixed
+
+
+def _coarse(values: Values) -> Values:
+    """Values (n, k, f) averaged over neighbouring places where there are many."""
+    tokens = values.shape[1]
+    if tokens <= _MOST_PLACES:
+        return values
+    groups = np.array_split(np.arange(tokens), _MOST_PLACES)
+    return np.stack([values[:, group].mean(axis=1) for group in groups], axis=1)
