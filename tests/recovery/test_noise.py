@@ -8,7 +8,7 @@ from onelayer import AttentionLayer, attention, inputs
 from onelayer.arrays import like
 from onelayer.recovery import noise, reduced
 
-SEEDS = range(12)
+SEEDS = range(8)
 
 
 def seen(case, xp_array=np.asarray, held_out=100):

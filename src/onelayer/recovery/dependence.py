@@ -20,6 +20,9 @@ import scipy.linalg
 
 Values: TypeAlias = np.ndarray[Any, Any]
 
+# Two halves that predict each other have sums that are not independent, and at worst equal:
+# standard errors are larger than those of independent examples by at most this.
+DEPENDENT = np.sqrt(2.0)
 _RANK = 1e-10  # directions with less variance than this, relative to the largest, do not occur
 _VARYING = 0.1  # variance of the tokens at a place, relative to all tokens, that counts as any
 _MOST_PLACES = 16  # longer sequences are averaged over neighbouring places
@@ -50,7 +53,7 @@ class Energies:
             return np.nan, np.nan
         weights = pairs / np.sum(pairs)
         each = np.sum(self.by_example * weights, axis=(1, 2))
-        return float(np.mean(each)), float(np.std(each) / np.sqrt(len(each)))
+        return float(np.mean(each)), DEPENDENT * float(np.std(each)) / np.sqrt(len(each))
 
 
 def whitened(X: Values, present: Values) -> Values:

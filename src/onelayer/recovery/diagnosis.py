@@ -46,15 +46,15 @@ Kind = Literal[
 _MOST_EXAMPLES, _MOST_ROWS = 2000, 16_000
 _ENOUGH = 400  # examples that are looked at however long they are
 _FEWEST = 60  # examples: with fewer nothing is said about what outputs depend on
-_SURE = 5.0  # standard errors from which a dependence is sure to be there
+_SURE = 4.0  # standard errors from which a dependence is sure to be there
 _NONE, _HARDLY = 0.1, 0.25  # of the energy elsewhere: its estimate, and its upper bound
 _FADED = 0.35  # energy of the last token over that of the first, from which there is padding
 _DISTANT = 0.5  # the same for the farthest over the nearest token, where there are positions
 _ROWS_PER_FEATURE = 3  # fewer rows cannot tell which order of the axes is right
 _PREDICTED, _BETTER = 0.15, 1.4  # share of outputs that another order predicts, and over this one's
-_UNRELATED = 3.0  # Student's t of predictions that are none
+_UNRELATED = 2.5  # Student's t of predictions that are none
 _SYMMETRIC = 0.02  # squared mean and skewness of tokens that count as symmetric
-_BIASED, _EVEN = 5.0, 0.001  # Student's t and squared correlation of what even features predict
+_BIASED, _EVEN = 4.0, 0.001  # Student's t and squared correlation of what even features predict
 _COPIES, _ALL_SAME = 0.05, 0.5  # shares of the examples
 _PADDED, _TRAILING = 0.05, 0.99
 _NEURONS, _PAIRS = 256, 128
@@ -267,7 +267,8 @@ def _student(features: Values, targets: Values) -> tuple[float, float]:
     if squares == 0:
         return 0.0, 0.0
     total = float(np.sum(sums))
-    return total / np.sqrt(squares), total**2 / (_spread(predicted) * _spread(targets))
+    t = total / (dependence.DEPENDENT * np.sqrt(squares))
+    return t, total**2 / (_spread(predicted) * _spread(targets))
 
 
 def _is_unrelated(examples: _Examples, rng: np.random.Generator) -> bool:
@@ -331,7 +332,7 @@ def _causality(energies: Energies, later: Values, causal: bool) -> Iterator[Susp
 
 
 def _is_nothing(energy: float, error: float, elsewhere: float) -> bool:
-    return energy < _NONE * elsewhere and energy + 2 * error < _HARDLY * elsewhere
+    return energy < _NONE * elsewhere and energy + 1.5 * error < _HARDLY * elsewhere
 
 
 def _window(energies: Energies, pairs: Values) -> Iterator[Suspicion]:

@@ -17,13 +17,36 @@ cheap inner products: "head" has x_a ⊗ Cov(keys), the first-order change of ou
 head, and "position" x_a ⊗ x_b ⊗ x_b for keys b at each small distance from a, the same for heads
 that depend on relative positions. The level is divided among all tests (Bonferroni).
 
-Copies of an example share its noise, so held-out copies are left out. Inputs that occur again with
-other outputs show the noise itself, by their scatter.
+The same is done within the training examples, of which one half predicts the other: these are more,
+and the fit has only made their residuals less alike (the part of the noise that it took with it is
+missing from both halves, so s_j is below zero on average). Copies of an example share its noise and
+are left out where they are judged. Inputs that occur again with other outputs show the noise
+itself, by their scatter.
+
+Measured with 16 dimensions, 2 heads of scale 2, 4 to 8 tokens, Gaussian and Boolean, 400 and 1,000
+examples of which a tenth is held out, noise of 0, 0.1 and 0.3 of the output; the threshold is 3.4
+to 3.7:
+
+    model behind the examples          relative error    found       smallest t
+    causal                             0.52 to 0.74      24 of 24    22
+    padded, lengths at random          0.52 to 0.70      24 of 24    9.2
+    padded, padded rows are zero       0.60 to 0.78      24 of 24    12
+    key and output bias                0.54 to 0.77      24 of 24    29
+    key bias                           0.16 to 0.38      24 of 24    11
+    two tokens to either side          0.57 to 0.72      24 of 24    17
+    rotary positions                   0.34 to 0.60      20 of 24    2.8
+    a GELU MLP behind the layer        0.59 to 0.69      24 of 24    27
+    0.3 times that, added              0.11 to 0.31      24 of 24    20
+    layer norm behind the layer        0.20 to 0.39      24 of 24    15
+    one head more                      0.41 to 0.58      24 of 24    11
+    a random MLP of the sequence       0.92 to 0.98      24 of 24    45
+
+Of 200 right fits (plain, causal, masked, biased; noise of 1e-6 to 0.3) none was called structured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -106,7 +129,7 @@ def is_noise(
 def threshold(examples: int) -> float:
     """The largest t that noise may show with so many held-out examples."""
     tests = len(residual_features.NAMES) * len(_RIDGES) + 2
-    return float(scipy.stats.t.isf(_LEVEL / tests, examples - 1))
+    return float(scipy.stats.t.isf(_LEVEL / (2 * tests), examples - 1))
 
 
 def evidence(
@@ -119,28 +142,33 @@ def evidence(
 def _evidence(
     fit: Fit, training: Sequence[Block], held_out: Sequence[Block], rng: np.random.Generator
 ) -> tuple[list[Evidence], int]:
-    """The evidence, and the number of held-out examples that it rests on."""
+    """The strongest evidence of each kind, and the number of held-out examples behind it."""
     seen = _sample(fit, training, _MOST_ROWS)
     other = _without_copies(_sample(fit, held_out, _HELD_OUT_ROWS), seen)
-    examples = len(other.tokens)
     size = float(np.sqrt(np.mean(seen.residual**2)))
-    if size == 0 or examples < 2:
-        return [], examples
+    if size == 0:
+        return [], len(other.tokens)
     seen, other = (replace(one, residual=one.residual / size) for one in (seen, other))
     kinds = residual_features.kinds(seen, rng)
-    found = [
-        max((_tested(name, r, other) for r in _predicted(features, seen, other)), key=_strength)
-        for name, features in kinds.items()
-    ]
-    along = {
-        "head": _pulled(_covariance_products(kinds["keys"], seen, other), seen, other),
-        "position": _pulled(_neighbour_products(seen, other), seen, other),
-    }
-    return [*found, *(_tested(name, r, other) for name, r in along.items())], examples
+    half = len(seen.tokens) // 2
+    first = _taken(seen, slice(0, half))
+    second = _without_copies(_taken(seen, slice(half, None)), first)
+    pairs = [pair for pair in ((seen, other), (first, second)) if len(pair[1].tokens) > 1]
+    tested = [one for pair in pairs for one in _tests(kinds, *pair)]
+    strongest: dict[str, Evidence] = {}
+    for one in sorted(tested, key=lambda one: one.t):
+        strongest[one.kind] = one
+    return list(strongest.values()), len(other.tokens)
 
 
-def _strength(found: Evidence) -> float:
-    return found.t
+def _tests(kinds: dict[str, Features], seen: Sample, other: Sample) -> Iterator[Evidence]:
+    """All tests of some examples with what others predict."""
+    for name, features in kinds.items():
+        for predicted in _predicted(features, seen, other):
+            yield _tested(name, predicted, other)
+    products = _covariance_products(kinds["keys"], seen, other)
+    yield _tested("head", _pulled(products, seen, other), other)
+    yield _tested("position", _pulled(_neighbour_products(seen, other), seen, other), other)
 
 
 def _tested(kind: str, predicted: Values, other: Sample) -> Evidence:
@@ -260,6 +288,11 @@ def _sample(fit: Fit, blocks: Sequence[Block], most_rows: int) -> Sample:
     return Sample(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
 
 
+def _taken(sample: Sample, examples: slice | list[int]) -> Sample:
+    names = Sample.__dataclass_fields__
+    return Sample(**{name: getattr(sample, name)[examples] for name in names})
+
+
 def _first(block: Block, count: int) -> Block:
     rows = count * int(block.keys.shape[1])
     allowed = block.allowed
@@ -340,8 +373,7 @@ def _without_copies(other: Sample, seen: Sample) -> Sample:
         if copy not in found:
             kept.append(position)
         found.add(copy)
-    names = Sample.__dataclass_fields__
-    return Sample(**{name: getattr(other, name)[kept] for name in names})
+    return _taken(other, kept)
 
 
 def _copies(sample: Sample) -> list[bytes]:
