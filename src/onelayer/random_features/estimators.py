@@ -22,16 +22,16 @@ from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+from sklearn.base import ClassifierMixin, RegressorMixin, TransformerMixin
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import Tags
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
 from onelayer import arrays, checks, sources
 from onelayer.arrays import Array
-from onelayer.random_features import attention, elsewhere, mlp, scores, validation
-from onelayer.random_features.base import RidgeEstimator, in_numpy_here
-from onelayer.random_features.elsewhere import Given, Reader
+from onelayer.random_features import attention, mlp, queries, scores, validation
+from onelayer.random_features.base import RidgeEstimator, SetEstimator, in_numpy_here
+from onelayer.random_features.elsewhere import Given, Seen
 from onelayer.random_features.kernel_matrices import kernel_bias
 from onelayer.random_features.models import (
     FeatureModel,
@@ -53,7 +53,8 @@ def _draw_attention(estimator: Any, sets: Sets) -> attention.AttentionMap:
     rng = validation.generator(estimator.random_state)
     seed = int(rng.integers(2**63))
     encoding = Positions(estimator.positions, sets.dim, sets.longest, seed)
-    return attention.draw(heads, bias, encoding, depth, rng).like(sets.sample)
+    drawn = attention.draw(heads, bias, encoding, depth, rng, queries.checked(estimator.query))
+    return drawn.like(sets.sample)
 
 
 class Regressor(RegressorMixin, RidgeEstimator):
@@ -90,18 +91,24 @@ class _AttentionRidge(RidgeEstimator):
         self,
         heads: int = 1000,
         bias: Any = 0.0,
-        alpha: float | str = 1e-3,
+        alpha: float | str = "loo",
+        fit_intercept: bool = True,
+        query: str = "first",
         positions: str | None = None,
-        depth: int = 1,
+        standardize: bool = True,
         random_state: Any = None,
+        depth: int = 1,
         device: str | None = None,
     ) -> None:
         self.heads = heads
         self.bias = bias
         self.alpha = alpha
+        self.fit_intercept = fit_intercept
+        self.query = query
         self.positions = positions
-        self.depth = depth
+        self.standardize = standardize
         self.random_state = random_state
+        self.depth = depth
         self.device = device
 
     def _draw(self, sets: Sets) -> Model:
@@ -167,17 +174,22 @@ class RandomFeatureMLP(Regressor):
     True
     """
 
-    _single = 1  # a row of a two-dimensional X is read once
+    _least_tokens = 1  # and a row of a two-dimensional X is read once
+    _first = True
 
     def __init__(
         self,
         features: int = 17000,
-        alpha: float | str = 1e-3,
+        alpha: float | str = "loo",
+        fit_intercept: bool = True,
+        standardize: bool = True,
         random_state: Any = None,
         device: str | None = None,
     ) -> None:
         self.features = features
         self.alpha = alpha
+        self.fit_intercept = fit_intercept
+        self.standardize = standardize
         self.random_state = random_state
         self.device = device
 
@@ -210,17 +222,26 @@ class AttentionKernelRidge(Regressor):
     _to_numpy = True
 
     def __init__(
-        self, bias: Any = 0.0, alpha: float | str = 1e-3, device: str | None = None
+        self,
+        bias: Any = 0.0,
+        alpha: float | str = "loo",
+        fit_intercept: bool = True,
+        query: str = "first",
+        standardize: bool = True,
+        device: str | None = None,
     ) -> None:
         self.bias = bias
         self.alpha = alpha
+        self.fit_intercept = fit_intercept
+        self.query = query
+        self.standardize = standardize
         self.device = device
 
     def _in_reach(self, problem: Problem) -> Problem:
         return problem.here()  # where the n x n numbers of the kernel are, there is room for X
 
     def _draw(self, sets: Sets) -> Model:
-        return KernelModel(sets, kernel_bias(self.bias, sets))
+        return KernelModel(sets, kernel_bias(self.bias, sets), queries.checked(self.query))
 
     def _keep(self, coefficients: Array, flat: bool) -> None:
         self.dual_coef_ = coefficients[:, 0] if flat else coefficients
@@ -256,10 +277,9 @@ class RandomFeatureAttentionClassifier(ClassifierMixin, _AttentionRidge):
         self.classes_, index = validation.as_classes(y, sets)
         return validation.one_hot(index, self.classes_.shape[0], sets)
 
-    def _looked_through(self, given: Given) -> Given:
-        labels = given.look().labels
-        self.classes_ = validation.several_classes(labels, given.form)
-        return replace(given, reader=replace(given.reader, classes=labels))
+    def _with_labels(self, given: Given, seen: Seen) -> Given:
+        self.classes_ = validation.several_classes(seen.labels, given.form)
+        return replace(given, reader=replace(given.reader, classes=seen.labels))
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> Self:
         """Fit the values of the frozen heads to the classes y (n,)."""
@@ -287,7 +307,7 @@ class RandomFeatureAttentionClassifier(ClassifierMixin, _AttentionRidge):
         return replace(self._predictor(), classes=self.classes_)
 
 
-class AttentionFeatures(TransformerMixin, BaseEstimator):
+class AttentionFeatures(TransformerMixin, SetEstimator):
     """The features of random-feature attention, (n, heads·(dim + 1)), for use in pipelines.
 
         φ_m(x) = M^{-1/2} (1/N) Σ_i relu(x̃_0ᵀ W_m x̃_i) x̃_i,    x̃ = [x; 1],
@@ -309,28 +329,32 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):
         self,
         heads: int = 100,
         bias: Any = 0.0,
+        query: str = "first",
         positions: str | None = None,
-        depth: int = 1,
+        standardize: bool = True,
         random_state: Any = None,
+        depth: int = 1,
         device: str | None = None,
     ) -> None:
         self.heads = heads
         self.bias = bias
+        self.query = query
         self.positions = positions
-        self.depth = depth
+        self.standardize = standardize
         self.random_state = random_state
+        self.depth = depth
         self.device = device
 
     def fit(self, X: Any, y: Any = None, mask: Any = None) -> Self:  # noqa: ARG002
-        """Draw the heads for tokens like those of X."""
-        self.__dict__.pop("n_features_out_", None)  # a fit that fails leaves nothing fitted
+        """Learn the standardization of tokens, and draw heads for tokens like those of X."""
+        self._forget()
+        validation.as_flag(self.standardize, "standardize")
         arrays.check_device(self.device)
         if sources.is_elsewhere(X):
-            given = self._given(X, mask, reset=True)
-            given.look()
+            given, _ = self._look_and_learn(self._given(X, mask, reset=True), first=None)
             sets = given.form
         else:
-            sets = validation.as_sets(self, X, validation.here(mask, "mask"), reset=True)
+            sets = self._learn(self._sets(X, mask, reset=True), first=None)
         self._map = _draw_attention(self, sets)
         self.n_features_out_ = self._map.size
         return self
@@ -344,18 +368,12 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):
         check_is_fitted(self, "n_features_out_")
         transformer = Transformer(self._map, self.device)
         if sources.is_elsewhere(X):
-            given = self._given(X, mask, reset=False)
+            given = self._given(X, mask)
             validation.check_same_place(self, "transform", given.form, self._map.weights)
             return given.answers(transformer)
-        sets = validation.as_sets(self, X, validation.here(mask, "mask"), reset=False)
+        sets = self._standardized(self._sets(X, mask, reset=False))
         validation.check_same_place(self, "transform", sets, self._map.weights)
         return transformer(sets)
-
-    def _given(self, X: Any, mask: Any, reset: bool) -> Given:
-        """X elsewhere, of which only the form is checked."""
-        given = elsewhere.opened(X, mask, Reader(least_tokens=2), self.device)
-        validation.check_dim(self, given.form.tokens, given.form.dim, reset, "X")
-        return given
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray[Any, Any]:
         """A name for every feature: its head, and the coordinate of the token that it weighs."""
@@ -371,7 +389,5 @@ class AttentionFeatures(TransformerMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = True
-        tags.array_api_support = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
