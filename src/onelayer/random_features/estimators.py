@@ -1,9 +1,9 @@
 """scikit-learn estimators for sets and sequences, trained in closed form.
 
-X is an array (n, tokens, dim) whose token 0 is the query and whose other tokens are the keys; or a
-list of arrays (tokens, dim) of different lengths; or an array (n, tokens, dim) with a mask (n,
-tokens) that is True where a token is there; or an array (n, dim) of single tokens, each its own
-query. Numpy arrays and torch tensors are taken, and predictions are of the kind that X is.
+X is an array (n, tokens, dim); or a list of arrays (tokens, dim) of different lengths; or an array
+(n, tokens, dim) with a mask (n, tokens) that is True where a token is there; or an array (n, dim)
+of single tokens. Token 0 is the query and the others are the keys, unless `query` says otherwise.
+Numpy arrays and torch tensors are taken, and predictions are of the kind that X is.
 
 An array (n, tokens, dim) may also be elsewhere: in a large file mapped into memory, given by a
 function that returns an iterator over blocks of examples, or a Dask array, on a cluster if one is
@@ -122,34 +122,74 @@ class RandomFeatureAttention(Regressor, _AttentionRidge):
 
         f(x) = M^{-1/2} Σ_m (1/N) Σ_i relu(x̃_0ᵀ W_m x̃_i) ⟨v_m, x̃_i⟩,
 
-    W_m = W_0 + a Gaussian matrix with entries of variance 1/4 (arXiv 2307.11353). With f = Φ v the
-    objective is |Φ v - y|² + alpha |v|². There is no intercept: the constant in x̃ stands for it.
-    Tokens of about unit norm suit the scale of the weights.
+    W_m = W_0 + a Gaussian matrix with entries of variance 1/4 (arXiv 2307.11353). With f = Φ v + b
+    the objective is |Φ v + b - y|² + alpha |v|²: the intercept b is not penalised. The paper's own
+    model has `fit_intercept=False` and `standardize=False`.
 
-    X is an array (n, tokens, dim), the query first; the same with a `mask` (n, tokens), True where
-    a token is there; a list of arrays (tokens, dim) of any lengths; or an array (n, dim) of single
-    tokens, each its own query. An array of three axes may also be a large file mapped into memory,
-    a function that returns an iterator over blocks of it, or a Dask array, on a cluster or not: it
-    is then read chunk by chunk where it is. y is (n,) or (n, targets).
+    Parameters
+    ----------
+    heads : int
+        The number M of random heads.
+    bias : float or array of shape (dim + 1, dim + 1)
+        W_0: a number times the identity on the token's coordinates (1.0 is the paper's BRFA), or a
+        full matrix (with "onehot" positions of size dim + tokens + 1).
+    alpha : float or "loo"
+        The penalty, or the one of least leave-one-out error for each target.
+    fit_intercept : bool
+        Whether to fit b; without it targets are expected to be centred.
+    query : {"first", "mean", "last", "none"}
+        Which token is the query x_0. With "first" it is token 0 and with "last" the last token that
+        is there; the others are keys. With "mean" it is the mean of all tokens, and all of them are
+        keys. "none" is for sets: all tokens are keys, x_0 is a zero vector for every example, and f
+        is an average of a function of each token, whatever their order. Sets may then have a single
+        token, as they may with "mean"; `bias` has no query to compare keys with.
+    positions : None or {"sinusoidal", "learned-random", "onehot"}
+        What tells tokens apart by their place, counted from 0 in the order of X whichever token is
+        the query; with None keys are a set.
+    standardize : bool
+        Whether to centre and scale every coordinate of the tokens, by its mean and standard
+        deviation over all tokens of the fit (with their sample weights) and so that tokens have
+        about unit norm, which suits the scale of W_m. Coordinates that do not vary are ignored.
+    random_state : None, int, numpy Generator or RandomState
+        What the heads are drawn from.
+    depth : int
+        The number of layers; all but the last are frozen.
+    device : None, "cpu" or "cuda"
+        Where to compute: where X is for None; a GPU is not for X on a Dask cluster. Coefficients
+        and predictions are of the kind that X is, and come back to where it is.
 
-    - `heads`: the number M of random heads.
-    - `bias`: W_0, a number times the identity on the token's coordinates (1.0 is the paper's BRFA)
-      or a full (dim + 1, dim + 1) matrix (with "onehot" positions, dim + tokens + 1).
-    - `alpha`: the penalty, or "loo" for the one of least leave-one-out error for each target.
-    - `positions`: None (keys are a set), "sinusoidal", "learned-random" or "onehot".
-    - `depth`: the number of layers; all but the last are frozen.
-    - `random_state`: None, a whole number, a numpy Generator or RandomState.
-    - `device`: None (compute where X is), "cpu", or "cuda" for a GPU, not for X on a Dask cluster;
-      coefficients and predictions are of the kind that X is, and come back to where it is.
+    Attributes
+    ----------
+    coef_ : array of shape (features,) or (targets, features)
+        v.
+    intercept_ : float or array of shape (targets,)
+        b; zero without `fit_intercept`.
+    alpha_ : float or array of shape (targets,)
+        The penalty that was used.
+    X_offset_, X_scale_ : arrays of shape (dim,)
+        What tokens lose and are then divided by, with `standardize`; the scale of a coordinate that
+        does not vary is 1.
+    n_features_in_ : int
+        The dimension of a token.
 
-    After `fit`: `coef_` ((features,) or (targets, features)), `alpha_`, `n_features_in_` (the
-    dimension of a token).
+    Notes
+    -----
+    X is an array (n, tokens, dim); the same with a `mask` (n, tokens), True where a token is there;
+    a list of arrays (tokens, dim) of any lengths; or an array (n, dim) of single tokens, each query
+    and key at once. An array of three axes may also be a large file mapped into memory, a function
+    that returns an iterator over blocks of it, or a Dask array, on a cluster or not: it is then
+    read chunk by chunk where it is. y is (n,) or (n, targets).
 
+    Examples
+    --------
     >>> from onelayer import inputs
     >>> X = inputs.sphere(300, tokens=5, dim=4)
     >>> y = X[:, 1:, 0].mean(axis=1)
     >>> model = RandomFeatureAttention(heads=100, random_state=0).fit(X[:200], y[:200])
     >>> model.score(X[200:], y[200:]) > 0.99
+    True
+    >>> celsius = RandomFeatureAttention(heads=100, random_state=0).fit(1e4 * X[:200], y[:200] + 20)
+    >>> abs(celsius.score(1e4 * X[200:], y[200:] + 20) - model.score(X[200:], y[200:])) < 1e-6
     True
     """
 
@@ -163,8 +203,10 @@ class RandomFeatureMLP(Regressor):
     features it has as many trained parameters. Sets with fewer tokens than the longest at fit are
     filled up with zeros; longer ones are refused.
 
-    `features` is the number M of random neurons; `alpha`, `random_state`, `device`, the forms of X
-    and y and the attributes are those of `RandomFeatureAttention`.
+    `features` is the number M of random neurons; `alpha`, `fit_intercept`, `standardize`,
+    `random_state`, `device`, the forms of X and y and the attributes are those of
+    `RandomFeatureAttention`. There is no query: all tokens are read in their order, and a single
+    one is enough.
 
     >>> from onelayer import inputs
     >>> X = inputs.sphere(300, tokens=3, dim=4)
@@ -207,9 +249,11 @@ class AttentionKernelRidge(Regressor):
     Time grows with the square of the examples times that of the keys: for some thousands of
     examples; those of a fit that are elsewhere are brought here. Computed in numpy, or on a GPU
     with device="cuda"; tensors are converted, and predictions are in numpy. `bias`, `alpha`,
-    `device` and the forms of X and y are those of `RandomFeatureAttention`. With
-    f(x) = Σ_i K(x, x_i) c_i over the examples x_i of the fit, (K + alpha) c = y. After `fit`:
-    `dual_coef_`, c ((n,) or (n, targets)), `alpha_`.
+    `fit_intercept`, `query`, `standardize`, `device` and the forms of X and y are those of
+    `RandomFeatureAttention`. With f(x) = Σ_i K(x, x_i) c_i + b over the examples x_i of the fit,
+    (K + alpha) c = y - b and Σ_i c_i = 0; without an intercept b = 0 and c has any sum. After
+    `fit`: `dual_coef_`, c ((n,) or (n, targets)), and the attributes of `RandomFeatureAttention`
+    other than `coef_`.
 
     >>> from onelayer import inputs
     >>> X = inputs.sphere(300, tokens=5, dim=4)
@@ -260,13 +304,14 @@ class RandomFeatureAttentionClassifier(ClassifierMixin, _AttentionRidge):
     """Classification of sets by random-feature attention: ridge regression on one-hot targets.
 
     Targets are +1 for an example's own class and -1 for the others, as in scikit-learn's
-    `RidgeClassifier`; parameters and forms of X are those of `RandomFeatureAttention`. After `fit`:
-    `classes_`, and `coef_` ((features,) for two classes, else (classes, features)).
+    `RidgeClassifier`; parameters, attributes and forms of X are those of `RandomFeatureAttention`.
+    After `fit` there are also `classes_`, and `coef_` is (features,) and `intercept_` a number for
+    two classes, else (classes, features) and (classes,).
 
     >>> from onelayer import inputs
     >>> X = inputs.sphere(300, tokens=5, dim=4)
     >>> y = np.where(X[:, 1:, 0].mean(axis=1) > 0, "right", "left")
-    >>> model = RandomFeatureAttentionClassifier(heads=100, alpha="loo", random_state=0)
+    >>> model = RandomFeatureAttentionClassifier(heads=100, random_state=0)
     >>> model.fit(X[:200], y[:200]).score(X[200:], y[200:]) > 0.9
     True
     """
@@ -313,9 +358,10 @@ class AttentionFeatures(TransformerMixin, SetEstimator):
         φ_m(x) = M^{-1/2} (1/N) Σ_i relu(x̃_0ᵀ W_m x̃_i) x̃_i,    x̃ = [x; 1],
 
     for head m. Parameters and forms of X are those of `RandomFeatureAttention`, of which this is
-    the first half: with the same `random_state`, `Ridge(alpha, fit_intercept=False)` on these
-    features is the same model. `RandomFeatureAttention` never holds all features and is the one for
-    many heads. With "onehot" positions there is one more feature for each head and position.
+    the first half: with the same `random_state`, scikit-learn's `Ridge(alpha)` on these features is
+    the same model (but for sample weights, which standardization does not see here).
+    `RandomFeatureAttention` never holds all features and is the one for many heads. With "onehot"
+    positions there is one more feature for each head and position.
 
     >>> from onelayer import inputs
     >>> features = AttentionFeatures(heads=2, random_state=0)

@@ -87,7 +87,8 @@ class Standardization:
                 f"X has entries up to {seen.largest.max():.3g}, of which the mean or the standard "
                 "deviation overflows, expected smaller ones"
             )
-        varies = deviation > _CONSTANT * epsilon * seen.largest
+        least = np.maximum(_CONSTANT * epsilon * seen.largest, np.finfo(np.float64).tiny)
+        varies = deviation > least
         scale = deviation * np.sqrt(max(1, int(varies.sum())))
         factor = np.where(varies, 1.0 / np.where(varies, scale, 1.0), 0.0)
         return cls(seen.mean, factor)
