@@ -40,6 +40,7 @@ from onelayer.random_features.estimators import Regressor
 
 MODELS = ol.theory.MODELS
 TEST_EXAMPLES = 2000
+PAPER = {"fit_intercept": False, "standardize": False}  # the paper's model
 
 
 @dataclass(frozen=True)
@@ -179,9 +180,9 @@ def design_of(model: Regressor, X: np.ndarray[Any, Any]) -> Design:
 def estimator(name: str, heads: int, dim: int, alpha: float | str, seed: int = 0) -> Regressor:
     if name == "rfmlp":
         features = heads * (dim + 1)  # as many trained parameters
-        return ol.RandomFeatureMLP(features, alpha=alpha, random_state=seed)
+        return ol.RandomFeatureMLP(features, alpha=alpha, random_state=seed, **PAPER)
     bias = 1.0 if name == "brfa" else 0.0
-    return ol.RandomFeatureAttention(heads, bias, alpha=alpha, random_state=seed)
+    return ol.RandomFeatureAttention(heads, bias, alpha=alpha, random_state=seed, **PAPER)
 
 
 def data(options: argparse.Namespace) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -64,7 +64,8 @@ def main():
 
 def models():
     """A name, what the model sees, the estimator of the slant and the one of the digit."""
-    options = {"heads": 1000, "alpha": "loo", "random_state": 0}
+    raw = {"fit_intercept": False, "standardize": False}  # tokens are centred and scaled already
+    options = {"heads": 1000, "alpha": "loo", "random_state": 0, **raw}
     for name, view, more in [
         ("attention, no places", "patches", {}),
         ("attention, one-hot positions", "patches", {"positions": "onehot"}),
@@ -73,8 +74,9 @@ def models():
     ]:
         regressor = ol.RandomFeatureAttention(**options, **more)
         yield name, view, regressor, ol.RandomFeatureAttentionClassifier(**options, **more)
-    kernel = ol.AttentionKernelRidge(alpha="loo")
-    yield "attention, kernel", "tokens", kernel, KernelClassifier(alpha="loo")
+    kernel = {"alpha": "loo", **raw}
+    regressor = ol.AttentionKernelRidge(**kernel)
+    yield "attention, kernel", "tokens", regressor, KernelClassifier(**kernel)
     penalty = {"alpha": np.logspace(-3, 3, 13)}
     yield "Ridge", "flat", tuned(Ridge(), penalty), tuned(RidgeClassifier(), penalty)
     machine = {"C": [3, 30, 300], "gamma": [0.02, 0.1]}

@@ -32,7 +32,8 @@ def measure(largest: int, dim: int, keys: int, heads: int, seed: int) -> Measure
     sizes = [largest // 2**i for i in reversed(range(5))]
     X = ol.inputs.sphere(largest + 2000, keys + 1, dim, generator(seed, "inputs"))
     y = np.abs(X[:, 1:, 0]).mean(axis=1)
-    model = ol.RandomFeatureAttention(heads, alpha="loo", random_state=generator(seed, "model"))
+    paper = {"alpha": "loo", "fit_intercept": False, "standardize": False}
+    model = ol.RandomFeatureAttention(heads, **paper, random_state=generator(seed, "model"))
     train, test = slice(largest), slice(largest, None)
     curve = ol.learning_curve(model, X[train], y[train], X[test], y[test], sizes)
     return {"sizes": sizes, "errors": curve.test_error[:, 0].tolist()}

@@ -418,15 +418,19 @@ def symmetric(tensor, legs):
 
 
 def ridge_weights(features, targets, alpha, weights=None):
-    """The smallest v (p, t) that minimises Σ_i w_i (φ_i v - y_i)² + α |v|², as least squares."""
+    """The smallest v (p, t) that minimises Σ_i w_i (φ_i v - y_i)² + α |v|², as least squares.
+
+    α is one number, or one for every feature: 0 for a constant feature is an intercept.
+    """
     n, p = features.shape
+    penalties = np.broadcast_to(alpha, p)
     weights = np.ones(n) if weights is None else weights
     rows, right = np.zeros((n + p, p)), np.zeros((n + p, targets.shape[1]))
     for i in range(n):
         rows[i] = math.sqrt(weights[i]) * features[i]
         right[i] = math.sqrt(weights[i]) * targets[i]
     for j in range(p):
-        rows[n + j, j] = math.sqrt(alpha)
+        rows[n + j, j] = math.sqrt(penalties[j])
     best, *_ = np.linalg.lstsq(rows, right, rcond=None)
     return best
 

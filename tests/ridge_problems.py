@@ -39,8 +39,8 @@ def spread(design, targets):
     return SpreadDesign(design._map, examples, design.sample)
 
 
-def solve(design, targets, alpha, sizes, track=untracked):
-    return ridge.solve_features(spread(design, targets), alpha, sizes, track)
+def solve(design, targets, alpha, sizes, track=untracked, fit_intercept=False):
+    return ridge.solve_features(spread(design, targets), alpha, sizes, track, fit_intercept)
 
 
 def features_of(design):
@@ -58,14 +58,34 @@ def stages_of(told):
     return track
 
 
-def check_all_sizes(design, targets, alpha, sizes, xp_array=np.asarray, rtol=1e-9, track=None):
+def check_all_sizes(
+    design,
+    targets,
+    alpha,
+    sizes,
+    xp_array=np.asarray,
+    rtol=1e-9,
+    track=None,
+    fit_intercept=False,
+):
     """The weights of every size are those of its own least-squares problem."""
     track = untracked if track is None else track
     phi, array = features_of(design), xp_array(targets)
-    found = solve(design, array, alpha, sizes, track)
+    ones = to_numpy(design.ones)[:, None]
+    found = solve(design, array, alpha, sizes, track, fit_intercept)
     assert len(found) == len(sizes)
-    for size, (weights, alphas) in zip(sizes, found, strict=True):
-        expected = oracles.ridge_weights(phi[:size], targets[:size], alpha)
+    for size, (weights, alphas, intercept) in zip(sizes, found, strict=True):
+        if fit_intercept:
+            columns = np.concatenate([phi[:size], ones[:size]], axis=1)
+            penalties = [*[alpha] * phi.shape[1], 0.0]
+            *expected, constant = oracles.ridge_weights(columns, targets[:size], penalties)
+            expected = np.array(expected)
+        else:
+            expected = oracles.ridge_weights(phi[:size], targets[:size], alpha)
+            constant = np.zeros(targets.shape[1])
+        largest = 1 + abs(constant)
+        np.testing.assert_allclose(to_numpy(intercept), constant, rtol=0, atol=rtol * largest.max())
+        assert namespace(intercept) is namespace(array)
         assert namespace(weights) is namespace(array)
         assert weights.dtype == array.dtype
         for got, wanted in zip(to_numpy(weights).T, expected.T, strict=True):

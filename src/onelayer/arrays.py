@@ -489,6 +489,16 @@ def mirrored(matrix: Array) -> Array:
     return xp.tril(matrix) + transpose(xp.tril(matrix, k=-1))
 
 
+def symmetric_product(matrix: Array, vector: Array) -> Array:
+    """matrix @ vector, (n,), for a symmetric matrix (n, n) given by its lower triangle."""
+    product = zeros(vector.shape, vector)
+    for part in _strips(matrix.shape[0]):
+        left, diagonal = matrix[part, : part.start], mirrored(matrix[part, part])
+        product[part] += left @ vector[: part.start] + diagonal @ vector[part]
+        product[: part.start] += transpose(left) @ vector[part]
+    return product
+
+
 def ndtr(x: Array) -> Array:
     """Φ(x), the distribution function of a standard Gaussian, with its tail below right as well."""
     if array_api_compat.is_torch_array(x):  # torch's own ndtr has no tail: (1 + erf) / 2

@@ -25,12 +25,15 @@ def targets_for(X):
 
 Y, Y_TEST = targets_for(X), targets_for(X_TEST)
 
+# Tokens as they are: standardization is learned once for all sizes, and not for each.
+GIVEN = {"alpha": 1e-3, "standardize": False}
+DRAWN = {**GIVEN, "random_state": 0}
 MODELS = {
-    "few heads": ol.RandomFeatureAttention(heads=4, random_state=0),  # 16 features
-    "many heads": ol.RandomFeatureAttention(heads=30, bias=1.0, random_state=0),
-    "deep": ol.RandomFeatureAttention(heads=6, positions="onehot", depth=2, random_state=0),
-    "network": ol.RandomFeatureMLP(features=20, random_state=0),
-    "kernel": ol.AttentionKernelRidge(bias=0.5),
+    "few heads": ol.RandomFeatureAttention(heads=4, **DRAWN),  # 16 features
+    "many heads": ol.RandomFeatureAttention(heads=30, bias=1.0, **DRAWN),
+    "deep": ol.RandomFeatureAttention(heads=6, positions="onehot", depth=2, **DRAWN),
+    "network": ol.RandomFeatureMLP(features=20, **DRAWN),
+    "kernel": ol.AttentionKernelRidge(bias=0.5, **GIVEN),
 }
 
 
@@ -52,14 +55,28 @@ def check_curve(curve, errors, alphas, rtol=1e-8):
 # What a curve is
 
 
+@pytest.mark.parametrize("fit_intercept", [False, True])
 @pytest.mark.parametrize("alpha", [1e-3, 1.0, "loo"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_curve_is_a_fit_at_every_size(name, alpha):
-    model = clone(MODELS[name]).set_params(alpha=alpha)
+def test_a_curve_is_a_fit_at_every_size(name, alpha, fit_intercept):
+    model = clone(MODELS[name]).set_params(alpha=alpha, fit_intercept=fit_intercept)
     curve = ol.learning_curve(model, X, Y, X_TEST, Y_TEST, SIZES)
     np.testing.assert_array_equal(curve.sizes, SIZES)
     assert curve.test_error.shape == curve.alpha.shape == (len(SIZES), 2)
     check_curve(curve, *refitted(model))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_are_standardized_once_for_all_sizes(name):
+    """By the first examples up to the largest size, and by none beyond it."""
+    model = clone(MODELS[name]).set_params(alpha=0.1, standardize=True)
+    examples = 1e3 * X + np.array([1e4, 0.0, -7.0])
+    test = 1e3 * X_TEST + np.array([1e4, 0.0, -7.0])
+    curve = ol.learning_curve(model, examples, Y, test, Y_TEST, [10, 30])
+    cut = ol.learning_curve(model, examples[:30], Y[:30], test, Y_TEST, [10, 30])
+    np.testing.assert_array_equal(curve.test_error, cut.test_error)
+    errors, _ = refitted(model, [30], examples, Y, test)
+    np.testing.assert_allclose(curve.test_error[1:], errors, rtol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["few heads", "many heads", "network"])
@@ -70,9 +87,9 @@ def test_a_curve_in_float32_with_corrections_is_a_fit_at_every_size(monkeypatch,
 
 
 def test_a_curve_is_that_of_ridge_on_the_same_features():
-    model = ol.RandomFeatureAttention(heads=8, alpha=0.1, random_state=0)
-    features = ol.AttentionFeatures(heads=8, random_state=0).fit(X)
-    plain = Ridge(alpha=0.1, fit_intercept=False)
+    model = ol.RandomFeatureAttention(heads=8, alpha=0.1, standardize=False, random_state=0)
+    features = ol.AttentionFeatures(heads=8, standardize=False, random_state=0).fit(X)
+    plain = Ridge(alpha=0.1)
     curve = ol.learning_curve(model, X, Y, X_TEST, Y_TEST, [20, 40])
     for size, errors in zip([20, 40], curve.test_error, strict=True):
         plain.fit(features.transform(X[:size]), Y[:size])
@@ -82,7 +99,7 @@ def test_a_curve_is_that_of_ridge_on_the_same_features():
 
 def test_errors_are_relative_to_the_variance_on_the_test_set():
     """With a huge penalty the predictions are zero: the mean of the target counts as error too."""
-    model = ol.RandomFeatureAttention(heads=5, alpha=1e15, random_state=0)
+    model = ol.RandomFeatureAttention(heads=5, alpha=1e15, fit_intercept=False, random_state=0)
     curve = ol.learning_curve(model, X, Y, X_TEST, Y_TEST, [10])
     expected = np.mean(Y_TEST**2, axis=0) / np.var(Y_TEST, axis=0)
     np.testing.assert_allclose(curve.test_error[0], expected, rtol=1e-9)

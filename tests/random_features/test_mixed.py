@@ -62,7 +62,7 @@ def test_what_does_not_settle_is_solved_in_float64(in_float32_first):
     X[7] = X[3] + 1e-4 * X[8]
     design, targets = design_for(X, 30), targets_for(X)
     targets[7] = targets[3] + 5.0
-    ((weights, _),) = solve(design, targets, 1e-12, [12], stages_of(told))
+    ((weights, *_),) = solve(design, targets, 1e-12, [12], stages_of(told))
     assert told[-2:] == ["Gram matrix", "weights"]
     phi = features_of(design)
     expected = phi @ oracles.ridge_weights(phi, targets, 1e-12)
@@ -100,7 +100,7 @@ def test_features_with_a_large_mean_settle(in_float32_first):
 def test_features_that_are_all_zero_give_weights_of_zero(xp_array, in_float32_first):
     X, told = np.zeros((6, 3, 2)), []
     silent = mlp.MLPMap(-np.ones((7, 9)), 3)
-    ((weights, _),) = solve(
+    ((weights, *_),) = solve(
         Design(silent, as_sets(xp_array(X))), xp_array(targets_for(X)), 0.5, [6], stages_of(told)
     )
     np.testing.assert_array_equal(to_numpy(weights), np.zeros((9, 2)))

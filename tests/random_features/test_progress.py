@@ -64,7 +64,7 @@ def check_nesting(told, root):
 
 
 def attention(**options):
-    return ol.RandomFeatureAttention(**{"heads": 20, "random_state": 0, **options})
+    return ol.RandomFeatureAttention(**{"heads": 20, "alpha": 1e-3, "random_state": 0, **options})
 
 
 def test_every_stage_and_part_of_a_fit_is_told(monkeypatch):
@@ -183,7 +183,7 @@ def test_progress_bar_shows_a_fit(capsys):
 
 
 def test_progress_bar_shows_a_learning_curve(capsys):
-    model = ol.RandomFeatureMLP(features=20).set_callbacks(ProgressBar())
+    model = ol.RandomFeatureMLP(features=20, alpha=1e-3).set_callbacks(ProgressBar())
     ol.learning_curve(model, X, Y, X, Y, [5, 30])
     shown = capsys.readouterr().out
     assert "RandomFeatureMLP - learning curve" in shown

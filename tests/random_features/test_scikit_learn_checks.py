@@ -5,15 +5,22 @@ import onelayer as ol
 
 ESTIMATORS = [
     ol.RandomFeatureAttention(heads=5),
-    ol.RandomFeatureAttention(heads=4, bias=1.0, positions="onehot", depth=2),
-    ol.RandomFeatureAttention(heads=5, alpha="loo"),
+    ol.RandomFeatureAttention(heads=5, alpha=1e-3),
+    ol.RandomFeatureAttention(heads=5, alpha=1e-3, fit_intercept=False, standardize=False),
+    ol.RandomFeatureAttention(heads=4, alpha=0.1, bias=1.0, positions="onehot", depth=2),
+    ol.RandomFeatureAttention(heads=5, alpha=0.1, query="none"),
+    ol.RandomFeatureAttention(heads=5, alpha=0.1, query="mean"),
+    ol.RandomFeatureAttention(heads=5, alpha=0.1, query="last"),
     ol.RandomFeatureMLP(features=20),
+    ol.RandomFeatureMLP(features=20, alpha=1e-3),
     ol.AttentionKernelRidge(),
-    ol.AttentionKernelRidge(bias=1.0, alpha="loo"),
+    ol.AttentionKernelRidge(alpha=1e-3),
+    ol.AttentionKernelRidge(bias=1.0, query="none"),
     ol.RandomFeatureAttentionClassifier(heads=5),
-    ol.RandomFeatureAttentionClassifier(heads=5, positions="sinusoidal"),
+    ol.RandomFeatureAttentionClassifier(heads=5, alpha=0.1, positions="sinusoidal"),
     ol.AttentionFeatures(heads=5),
-    ol.AttentionFeatures(heads=2, positions="learned-random", depth=2),
+    ol.AttentionFeatures(heads=5, standardize=False),
+    ol.AttentionFeatures(heads=2, query="mean", positions="learned-random", depth=2),
 ]
 
 

@@ -403,10 +403,9 @@ def test_rows_are_scaled_by_the_root_of_their_weight(xp_array):
 
 
 def test_sizes_become_whole_numbers():
-    sets = as_sets(X)
     for sizes in ([3, 12], (3, 12), np.array([3, 12]), range(3, 13, 9)):
-        assert validation.as_sizes(sizes, sets) == [3, 12]
-        assert all(type(size) is int for size in validation.as_sizes(sizes, sets))
+        assert validation.as_sizes(sizes) == [3, 12]
+        assert all(type(size) is int for size in validation.as_sizes(sizes))
 
 
 def test_classes_come_with_the_index_of_every_example():

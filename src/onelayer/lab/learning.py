@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 FIRST_PAPER = "arXiv 2307.11353"
 TEST_EXAMPLES = 2000
 BIASES = {"rfa": 0.0, "brfa": 1.0}  # times the identity
+# The paper's model has no intercept and takes tokens as they are.
+PAPER: dict[str, Any] = {"fit_intercept": False, "standardize": False}
 
 
 def model(
     name: str, heads: int, dim: int, seed: int, alpha: float | str = "loo", **options: Any
 ) -> Regressor:
-    """RFA, BRFA or, with as many trained parameters, RFMLP."""
+    """The paper's RFA, BRFA or, with as many trained parameters, RFMLP."""
     drawn = generator(seed, "model")
     if name == "rfmlp":
-        return ol.RandomFeatureMLP(heads * (dim + 1), alpha=alpha, random_state=drawn)
-    settings = {"bias": BIASES[name], "alpha": alpha, "random_state": drawn} | options
+        return ol.RandomFeatureMLP(heads * (dim + 1), alpha=alpha, random_state=drawn, **PAPER)
+    settings = {"bias": BIASES[name], "alpha": alpha, "random_state": drawn} | PAPER | options
     return ol.RandomFeatureAttention(heads, **settings)
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from onelayer import arrays, attention, blocks
 from onelayer.arrays import Array
+from onelayer.random_features import queries
 from onelayer.random_features.positions import Positions
 
 
@@ -51,6 +52,7 @@ class AttentionMap:
     weights: Array
     positions: Positions
     hidden: tuple[Hidden, ...] = ()
+    query: str = "first"  # see `queries.py`
 
     @property
     def unit(self) -> int:
@@ -76,7 +78,7 @@ class AttentionMap:
 
     def prepare(self, tokens: Array, mask: Array | None) -> Prepared:
         """Tokens (b, T, d), finite also where their mask (b, T) is False, for any of the heads."""
-        tokens = self.positions(tokens)
+        tokens, mask = queries.with_query_first(self.positions(tokens), mask, self.query)
         for layer in self.hidden:
             tokens = _through(layer, tokens, mask)
         prepared = _extended(tokens, mask, self.size // self.unit)
@@ -88,11 +90,17 @@ class AttentionMap:
 
 
 def draw(
-    heads: int, bias: Array | float, positions: Positions, depth: int, rng: np.random.Generator
+    heads: int,
+    bias: Array | float,
+    positions: Positions,
+    depth: int,
+    rng: np.random.Generator,
+    query: str = "first",
 ) -> AttentionMap:
     """Draw the heads; more heads of the same generator begin with the same ones (at depth 1).
 
-    `bias` is W_0: a number times the identity on the coordinates of the token, or a full matrix.
+    `bias` is W_0: a number times the identity on the coordinates of the token, or a full matrix;
+    `query` is one of `queries.KINDS`.
     """
     streams = rng.spawn(depth)
     dim = positions.encoded_dim
@@ -101,7 +109,7 @@ def draw(
         Hidden(matrices, stream.standard_normal((matrices.shape[1], dim)))
         for matrices, stream in zip(layers[1:], streams[1:], strict=True)
     ]
-    return AttentionMap(layers[0], positions, tuple(hidden))
+    return AttentionMap(layers[0], positions, tuple(hidden), query)
 
 
 def bias_matrix(bias: Array | float, positions: Positions) -> np.ndarray[Any, Any]:

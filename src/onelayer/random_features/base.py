@@ -1,7 +1,8 @@
-"""What all ridge estimators share: from what users give, wherever it is, to coefficients."""
+"""What all estimators share: from what users give, wherever it is, to sets and coefficients."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sklearn.base import BaseEstimator
@@ -11,11 +12,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from onelayer import arrays, sources
 from onelayer.arrays import Array
-from onelayer.random_features import elsewhere, progress, validation
-from onelayer.random_features.elsewhere import Given, Reader
+from onelayer.random_features import elsewhere, progress, queries, validation
+from onelayer.random_features.elsewhere import Given, Reader, Seen
 from onelayer.random_features.leave_one_out import Found
 from onelayer.random_features.models import Model, Predictor, Problem
 from onelayer.random_features.sets import Sets
+from onelayer.random_features.standardization import Moments, Standardization
 from onelayer.sources import Source
 
 
@@ -25,25 +27,30 @@ def in_numpy_here(y: Any, sample_weight: Any) -> tuple[Any, Any]:
     return validation.in_numpy(truth), weight
 
 
-class RidgeEstimator(CallbackSupportMixin, BaseEstimator):
-    """What all ridge estimators share; each supplies `_draw`.
+class SetEstimator(BaseEstimator):
+    """What reads sets: X in memory or elsewhere, the query among its tokens, standardization.
 
-    Coefficients are kept in `coef_`, (targets, features) as in scikit-learn, unless `_keep` and
-    `_kept` say otherwise.
+    After a fit `_standard` has what standardization learned, or None.
     """
 
-    _single = 2  # a row of a two-dimensional X is a token that counts as query and as key
     _to_numpy = False  # whether tensors are converted
     _labels = False  # whether y are labels of classes
 
-    def _draw(self, sets: Sets) -> Model:
-        raise NotImplementedError
+    @property
+    def _least_tokens(self) -> int:
+        """Of an example, and as how many a row of a two-dimensional X counts."""
+        return queries.least_tokens(queries.checked(self.query))
+
+    @property
+    def _first(self) -> bool:
+        """Whether a mask is to leave token 0."""
+        return bool(self.query == "first")
 
     def _sets(self, X: Any, mask: Any, reset: bool, name: str = "X") -> Sets:
-        """X in memory as it is to be fitted or predicted, checked."""
+        """X in memory as it was given, checked."""
         X = validation.in_numpy(X) if self._to_numpy else X
         mask = validation.here(mask, "mask")
-        return validation.as_sets(self, X, mask, reset, single=self._single, name=name)
+        return validation.as_sets(self, X, mask, reset, self._least_tokens, name, self._first)
 
     def _given(
         self,
@@ -55,51 +62,120 @@ class RidgeEstimator(CallbackSupportMixin, BaseEstimator):
         name: str = "X",
     ) -> Given:
         """X elsewhere, of which only the form is checked."""
-        reader = Reader(self._single, self._to_numpy, self._labels, name)
+        standard = None if reset else self._standard
+        least, first = self._least_tokens, self._first
+        reader = Reader(least, self._to_numpy, self._labels, name, first=first, standard=standard)
         given = elsewhere.opened(X, mask, reader, self.device, y, sample_weight)
         form = given.form
         validation.check_dim(self, form.tokens, form.dim, reset, name)
         return given
 
+    def _standardized(self, sets: Sets) -> Sets:
+        """The same with the standardization that was learned."""
+        return replace(sets, standard=self._standard)
+
+    def _learn(self, sets: Sets, first: int | None, weight: Array | None = None) -> Sets:
+        """The same with standardization by its first examples, by all for None."""
+        self._keep_standard(None, sets.sample)
+        if not self.standardize:
+            return sets
+        part = slice(0, first)
+        seen = sets[part].moments(None if weight is None else weight[part])
+        self._keep_standard(seen, sets.sample)
+        return self._standardized(sets)
+
+    def _look_and_learn(self, given: Given, first: int | None) -> tuple[Given, Seen]:
+        """Examples elsewhere, checked throughout, with standardization by the first of them."""
+        seen = given.look(first if self.standardize else 0)
+        self._keep_standard(seen.moments, given.form.sample)
+        return replace(given, reader=replace(given.reader, standard=self._standard)), seen
+
+    def _keep_standard(self, seen: Moments | None, sample: Array) -> None:
+        self._standard = None
+        if seen is not None:
+            standard = Standardization.learned(seen, arrays.epsilon(sample))
+            self._standard = standard
+            self.X_offset_ = arrays.beside(standard.offset, sample)
+            self.X_scale_ = arrays.beside(standard.scale, sample)
+
+    def _forget(self) -> None:
+        """Unlearn what was fitted: a fit that fails half-way is not to leave half of another."""
+        learned = ("coef_", "dual_coef_", "intercept_", "classes_", "alpha_", "n_features_out_")
+        for name in (*learned, "X_offset_", "X_scale_"):
+            self.__dict__.pop(name, None)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.array_api_support = True
+        return tags
+
+
+class RidgeEstimator(CallbackSupportMixin, SetEstimator):
+    """What all ridge estimators share; each supplies `_draw`.
+
+    Coefficients are kept in `coef_`, (targets, features) as in scikit-learn, unless `_keep` and
+    `_kept` say otherwise.
+    """
+
+    def _draw(self, sets: Sets) -> Model:
+        raise NotImplementedError
+
     def _targets(self, y: Any, sets: Sets, name: str) -> Array:
         """y as numbers, (n,) or (n, t)."""
         return validation.as_targets(y, sets, name)
 
-    def _looked_through(self, given: Given) -> Given:
-        """The same, checked throughout."""
-        given.look()
+    def _with_labels(self, given: Given, seen: Seen) -> Given:  # noqa: ARG002 - classifiers do
+        """Examples elsewhere whose targets can be read, after a look at all of them."""
         return given
 
     def _in_reach(self, problem: Problem) -> Problem:
         """The same with its examples where the model can solve it."""
         return problem
 
-    def _forget(self) -> None:
-        """Unlearn what was fitted: a fit that fails half-way is not to leave half of another."""
-        for name in ("coef_", "dual_coef_", "classes_", "alpha_"):
-            self.__dict__.pop(name, None)
-
     def _examples(
-        self, X: Any, y: Any, mask: Any, sample_weight: Any, reset: bool, name: str = "X"
+        self,
+        X: Any,
+        y: Any,
+        mask: Any,
+        sample_weight: Any,
+        reset: bool,
+        name: str = "X",
+        first: int | None = None,
     ) -> tuple[Source, bool]:
-        """Checked examples in chunks, see `Problem`, and whether y had one axis."""
+        """Checked examples in chunks, see `Problem`, and whether y had one axis.
+
+        With `reset` standardization is learned from the first of them, from all for None.
+        """
         y_name = name.replace("X", "y")
         if sources.is_elsewhere(X):
             validation.refuse_none(y, y_name)
             given = self._given(X, mask, y, sample_weight, reset, name)
-            given = self._looked_through(given)
+            if reset:
+                given, seen = self._look_and_learn(given, first)
+            else:
+                seen = given.look()
+            given = self._with_labels(given, seen)
             return given.examples(), given.flat
         sets = self._sets(X, mask, reset, name)
         targets = self._targets(validation.here(y, y_name), sets, y_name)
         weight = validation.here(sample_weight, "sample_weight")
         scale = validation.as_row_scale(weight, sets)
+        if reset:
+            sets = self._learn(sets, first, None if scale is None else scale**2)
+        else:
+            sets = self._standardized(sets)
         return sources.here(sets, validation.columns(targets, scale), scale), targets.ndim == 1
 
-    def _problem(self, X: Any, y: Any, mask: Any, sample_weight: Any = None) -> Problem:
+    def _problem(
+        self, X: Any, y: Any, mask: Any, sample_weight: Any = None, first: int | None = None
+    ) -> Problem:
         alpha = validation.as_alpha(self.alpha)
+        fit_intercept = validation.as_flag(self.fit_intercept, "fit_intercept")
+        validation.as_flag(self.standardize, "standardize")
         arrays.check_device(self.device)
-        examples, flat = self._examples(X, y, mask, sample_weight, reset=True)
-        return Problem(examples, flat, alpha, self.device)
+        examples, flat = self._examples(X, y, mask, sample_weight, reset=True, first=first)
+        return Problem(examples, flat, alpha, fit_intercept, self.device)
 
     @with_callbacks
     def _solve(self, problem: Problem, sizes: list[int], task: str) -> list[Found]:
@@ -121,16 +197,20 @@ class RidgeEstimator(CallbackSupportMixin, BaseEstimator):
     def _fit(self, X: Any, y: Any, sample_weight: Any, mask: Any) -> None:
         self._forget()
         problem = self._problem(X, y, mask, sample_weight)
-        ((coefficients, alphas),) = self._solve(problem, [len(problem)], "fit")
-        problem.check_no_overflow(coefficients)
+        (found,) = self._solve(problem, [len(problem)], "fit")
+        problem.check_no_overflow(found.coefficients)
         self._flat = problem.flat
-        self.alpha_ = float(alphas[0]) if problem.flat else alphas
-        self._keep(coefficients, problem.flat)
+        self.alpha_ = float(found.alphas[0]) if problem.flat else found.alphas
+        self.intercept_ = float(found.intercept[0]) if problem.flat else found.intercept
+        self._keep(found.coefficients, problem.flat)
 
     def _predictor(self) -> Predictor:
         """What was fitted, as a function of sets that knows nothing of this estimator."""
         coefficients = self._kept()  # which refuses an estimator that is not fitted
-        return Predictor(self._model, coefficients, self._flat, self.device)
+        intercept = self.intercept_
+        if self._flat:
+            intercept = intercept * arrays.ones((1,), coefficients)
+        return Predictor(self._model, coefficients, intercept, self._flat, self.device)
 
     def _answer(self, predictor: Predictor, X: Any, mask: Any, method: str) -> Any:
         """What the predictor says of X, wherever X is."""
@@ -138,7 +218,7 @@ class RidgeEstimator(CallbackSupportMixin, BaseEstimator):
             given = self._given(X, mask)
             validation.check_same_place(self, method, given.form, predictor.coefficients)
             return given.answers(predictor)
-        sets = self._sets(X, mask, reset=False)
+        sets = self._standardized(self._sets(X, mask, reset=False))
         validation.check_same_place(self, method, sets, predictor.coefficients)
         return predictor(sets)
 
@@ -148,9 +228,3 @@ class RidgeEstimator(CallbackSupportMixin, BaseEstimator):
         given = self._given(X, mask, y, sample_weight)
         validation.check_same_place(self, "score", given.form, self._kept())
         return given
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = True
-        tags.array_api_support = True
-        return tags

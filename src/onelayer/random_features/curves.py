@@ -11,10 +11,10 @@ import numpy as np
 from sklearn.base import clone
 
 from onelayer import arrays, checks, chunks
-from onelayer.arrays import Array
 from onelayer.chunks import Chunk
 from onelayer.random_features import scores, validation
 from onelayer.random_features.estimators import Regressor
+from onelayer.random_features.leave_one_out import Found
 from onelayer.random_features.models import Model
 from onelayer.random_features.scores import Spread
 from onelayer.sources import Source
@@ -59,7 +59,8 @@ def learning_curve(
     once; X and X_test, with `mask` and `mask_test`, take any form that the estimator takes, and may
     be anywhere that its examples may be. The features are drawn once, for X, so that the result is
     that of fitting at every size with the same `random_state` (if the longest set is among the
-    first, where features depend on it). What the sizes share is computed once: the Gram matrix and,
+    first, where features depend on it). With `standardize=True` tokens are centred and scaled once,
+    by the examples of the largest size. What the sizes share is computed once: the Gram matrix and,
     for a given alpha and up to as many examples as features, its factor. The estimator is not
     changed, and tells its callbacks how far it is.
 
@@ -80,14 +81,15 @@ def learning_curve(
             "RandomFeatureMLP or AttentionKernelRidge"
         )
     model = clone(estimator)
-    problem = model._problem(X, y, mask)
-    checked = validation.as_sizes(sizes, problem)
+    checked = validation.as_sizes(sizes)
+    problem = model._problem(X, y, mask, first=checked[-1])
+    validation.check_enough(checked, problem)
     test, _ = model._examples(X_test, y_test, mask_test, None, reset=False, name="X_test")
     spread = _checked_spread(test, problem.targets)
     found = model._solve(problem, checked, "learning curve")
-    solution = (model._model, [coefficients for coefficients, _ in found], problem.device)
+    solution = (model._model, found, problem.device)
     squares = chunks.merged(chunks.each(_squared_errors, test.chunks, *solution), operator.add)
-    alphas = np.stack([alphas for _, alphas in found])
+    alphas = np.stack([one.alphas for one in found])
     return LearningCurve(np.array(checked), squares / len(test) / spread.variance, alphas)
 
 
@@ -111,13 +113,17 @@ def _spread(chunk: Chunk) -> Spread:
 
 
 def _squared_errors(
-    chunk: Chunk, model: Model, coefficients: Sequence[Array], device: str | None
+    chunk: Chunk, model: Model, found: Sequence[Found], device: str | None
 ) -> np.ndarray[Any, Any]:
     """The sums of the squared errors of all test examples of a chunk, (sizes, targets)."""
     sets, targets, _ = chunk.arrays
-    predictions = model.predict(sets, coefficients, device)
+    predictions = model.predict(sets, [one.coefficients for one in found], device)
     truth = arrays.to_numpy(targets)
-    return np.stack([np.sum((arrays.to_numpy(p) - truth) ** 2, axis=0) for p in predictions])
+    squares = []
+    for one, linear in zip(found, predictions, strict=True):
+        wanted = truth - arrays.to_numpy(one.intercept)
+        squares.append(np.sum((arrays.to_numpy(linear) - wanted) ** 2, axis=0))
+    return np.stack(squares)
 
 
 def _crossing(sizes: np.ndarray[Any, Any], errors: np.ndarray[Any, Any], level: float) -> float:

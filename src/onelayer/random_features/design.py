@@ -89,6 +89,12 @@ class Design:
         """The number of features."""
         return self._map.size
 
+    @property
+    def ones(self) -> Array:
+        """What a constant 1 becomes with its rows scaled, (n,)."""
+        scale = self._row_scale
+        return arrays.ones((self.rows,), self.sample) if scale is None else scale
+
     def column_panels(self) -> list[slice]:
         """Φ cut into panels of whole units."""
         unit = self._map.unit

@@ -7,9 +7,10 @@ is: by the same functions, and so in the same words.
 from __future__ import annotations
 
 import numbers
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from onelayer.chunks import Chunk, OnCluster
 from onelayer.random_features import sets as sets_module
 from onelayer.random_features import validation
 from onelayer.random_features.sets import Sets
+from onelayer.random_features.standardization import Moments, Standardization
 from onelayer.readers import is_dask
 from onelayer.sources import Source
 
@@ -37,6 +39,8 @@ class Reader:
     name: str = "X"
     weight: float | None = None  # of every example
     classes: np.ndarray[Any, Any] | None = None  # in ascending order, where they are known
+    first: bool = True  # whether a mask is to leave token 0
+    standard: Standardization | None = None  # of all tokens, where it is known
 
     @property
     def y_name(self) -> str:
@@ -57,7 +61,10 @@ class Reader:
         """The examples of a chunk, checked."""
         X, mask, *_ = chunk.arrays
         X = validation.in_numpy(X) if self.to_numpy else X
-        return sets_module.as_sets(X, mask, self.least_tokens, self.name, start=chunk.start)
+        sets = sets_module.as_sets(
+            X, mask, self.least_tokens, self.name, start=chunk.start, first=self.first
+        )
+        return replace(sets, standard=self.standard)
 
     def targets(self, chunk: Chunk, sets: Sets) -> Array:
         """What there is to learn of them, (n,) or (n, t) in float64."""
@@ -117,9 +124,13 @@ class Given:
             raise ValueError(f"{self.reader.name} has no examples, expected at least one")
         return found
 
-    def look(self) -> Seen:
-        """One way through all chunks, which refuses what is wrong with any of them."""
-        seen = chunks.each(_look, self.source.chunks, self.reader, self.source.lengths)
+    def look(self, first: int | None = 0) -> Seen:
+        """One way through all chunks, which refuses what is wrong with any of them.
+
+        It has the moments of the tokens of the first examples, of all for None.
+        """
+        first = len(self.source) if first is None else first
+        seen = chunks.each(_look, self.source.chunks, self.reader, self.source.lengths, first)
         found: Seen = chunks.merged(seen, _both)
         if found.objection is not None:
             raise found.objection
@@ -144,6 +155,7 @@ class Seen(NamedTuple):
     objection: Exception | None
     largest_weight: float = 1.0
     labels: np.ndarray[Any, Any] = np.empty(0)  # of classes: all different, in ascending order
+    moments: Moments | None = None  # of the tokens of the first examples, where it has some
 
 
 def opened(
@@ -175,12 +187,16 @@ def _answer(reader: Reader, work: Answer, chunk: Chunk) -> Array:
     return work(reader.sets(chunk))
 
 
-def _look(chunk: Chunk, reader: Reader, length: int) -> Seen:
+def _look(chunk: Chunk, reader: Reader, length: int, first: int) -> Seen:
     try:
         reader.check_length(chunk, length)
         sets = reader.sets(chunk)
         weights = reader.weights(chunk, sets)
         seen = Seen(None) if weights is None else Seen(None, arrays.largest(weights))
+        if chunk.start < first:
+            counted = slice(0, first - chunk.start)
+            own = None if weights is None else weights[counted]
+            seen = seen._replace(moments=sets[counted].moments(own))
         if reader.labels:
             return seen._replace(labels=_labels(chunk, sets))
         if chunk.arrays[2] is not None:
@@ -201,4 +217,6 @@ def _both(one: Seen, other: Seen) -> Seen:
     if one.objection or other.objection:
         return Seen(one.objection or other.objection)
     weight = max(one.largest_weight, other.largest_weight)
-    return Seen(None, weight, np.union1d(one.labels, other.labels))
+    moments = [seen.moments for seen in (one, other) if seen.moments is not None]
+    together = reduce(operator.add, moments) if moments else None
+    return Seen(None, weight, np.union1d(one.labels, other.labels), together)

@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_array
 
 from onelayer import arrays, attention
 from onelayer.arrays import Array
-from onelayer.random_features import kernels, validation
+from onelayer.random_features import kernels, queries, validation
 from onelayer.random_features.attention import bias_matrix
 from onelayer.random_features.mlp import flattened
 from onelayer.random_features.positions import Positions
@@ -33,6 +33,7 @@ def attention_kernel(
     mask: Any = None,
     Z_mask: Any = None,
     device: str | None = None,
+    query: str = "first",
 ) -> Array:
     """The kernel of infinitely many random attention heads, (n, n) or (n, examples of Z).
 
@@ -40,9 +41,9 @@ def attention_kernel(
 
     the limit of Φ(x) Φ(x')ᵀ for the features of `AttentionFeatures`, exact to about 1e-15 times
     its largest entries. X and Z take any form that the estimators take, with `mask` for X and
-    `Z_mask` for Z; `bias` is that of `RandomFeatureAttention`. It is computed where X is, or on
-    `device`, "cpu" or "cuda", and comes back in float64 as what X is, a numpy array or a tensor on
-    the device of X.
+    `Z_mask` for Z; `bias` and `query` are those of `RandomFeatureAttention`. Tokens are taken as
+    they are, neither centred nor scaled. It is computed where X is, or on `device`, "cpu" or
+    "cuda", and comes back in float64 as what X is, a numpy array or a tensor on the device of X.
 
     >>> from sklearn.svm import SVR
     >>> from onelayer import inputs
@@ -53,10 +54,11 @@ def attention_kernel(
     (20,)
     """
     arrays.check_device(device)
-    sets, others = _both(X, mask, Z, Z_mask, least_tokens=2)
+    queries.checked(query)
+    sets, others = _both(X, mask, Z, Z_mask, queries.least_tokens(query), query == "first")
     placed = sets.placed(device)
     placed_others = None if others is None else others.placed(device)
-    matrix = attention_matrix(placed, placed_others, kernel_bias(bias, sets))
+    matrix = attention_matrix(placed, placed_others, kernel_bias(bias, sets), query=query)
     validation.check_no_overflow(matrix, "kernels", placed)
     return arrays.beside(matrix, sets.sample)
 
@@ -86,7 +88,11 @@ def mlp_kernel(
 
 
 def attention_matrix(
-    sets: Sets, others: Sets | None, bias: Array | None, track: Track = untracked
+    sets: Sets,
+    others: Sets | None,
+    bias: Array | None,
+    track: Track = untracked,
+    query: str = "first",
 ) -> Array:
     """`attention_kernel` of checked examples; for `others` None it is (n, n) and symmetric.
 
@@ -99,11 +105,14 @@ def attention_matrix(
 
     def block(down: slice, across: slice) -> Array:
         return kernels.attention_kernel_block(
-            *_extended(sets, down, reference), *_extended(columns, across, reference), bias
+            *_extended(sets, down, reference, query),
+            *_extended(columns, across, reference, query),
+            bias,
         )
 
     count = None if others is None else len(others)
-    size = kernels.tile_size(reference, (sets.longest - 1) * (columns.longest - 1))
+    pairs = queries.keys(query, sets.longest) * queries.keys(query, columns.longest)
+    size = kernels.tile_size(reference, pairs)
     matrix = kernels.gram(len(sets), count, block, reference, size, track)
     return arrays.beside(matrix, sets.sample)
 
@@ -114,21 +123,23 @@ def kernel_bias(bias: Any, sets: Sets) -> np.ndarray[Any, Any] | None:
     return matrix if matrix.any() else None
 
 
-def _both(X: Any, mask: Any, Z: Any, Z_mask: Any, least_tokens: int) -> tuple[Sets, Sets | None]:
-    sets = _checked(X, mask, least_tokens, "X")
+def _both(
+    X: Any, mask: Any, Z: Any, Z_mask: Any, least_tokens: int, first: bool = True
+) -> tuple[Sets, Sets | None]:
+    sets = _checked(X, mask, least_tokens, "X", first)
     if Z is None:
         if Z_mask is not None:
             raise ValueError("Z_mask was given without Z, expected examples Z for a mask of theirs")
         return sets, None
-    others = _checked(Z, Z_mask, least_tokens, "Z")
+    others = _checked(Z, Z_mask, least_tokens, "Z", first)
     if others.dim != sets.dim:
         raise ValueError(f"Z has tokens of dimension {others.dim}, expected {sets.dim} as X has")
     return sets, others
 
 
-def _checked(X: Any, mask: Any, least_tokens: int, name: str) -> Sets:
+def _checked(X: Any, mask: Any, least_tokens: int, name: str, first: bool) -> Sets:
     if is_collection_of_sets(X):
-        return as_sets(X, mask, least_tokens, name)
+        return as_sets(X, mask, least_tokens, name, first=first)
     validation.refuse_mask_of_rows(mask)
     if arrays.is_foreign(X) and X.ndim == 2 and 0 not in X.shape:
         return single_tokens(arrays.as_real(X, name), least_tokens)
@@ -166,7 +177,7 @@ def _block(sets: Sets, part: slice, reference: Array) -> tuple[Array, Array | No
     return arrays.like(tokens, reference), there
 
 
-def _extended(sets: Sets, part: slice, reference: Array) -> tuple[Array, Array | None]:
-    """The same, with a constant 1 at the end of every token."""
-    tokens, mask = _block(sets, part, reference)
+def _extended(sets: Sets, part: slice, reference: Array, query: str) -> tuple[Array, Array | None]:
+    """The same, the query first, with a constant 1 at the end of every token."""
+    tokens, mask = queries.with_query_first(*_block(sets, part, reference), query)
     return attention.with_constant(tokens), mask

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,10 +35,17 @@ _PROGRESS = 0.3  # a round that leaves more of the residual than this is not wor
 _SETTLED = 1e-9  # relative to the targets; weights are then right to about 1e-10
 
 
+class Solved(NamedTuple):
+    """A solution of the normal equations in both of its forms."""
+
+    weights: Array  # Φᵀ c, (features, t)
+    dual: Array  # c (n, t), zero from the size on
+
+
 def solve(
     design: Design, targets: Array, alpha: float, sizes: Sequence[int], track: Track
-) -> list[Array] | None:
-    """The weights (features, t) for every size, or None if the corrections do not settle."""
+) -> list[Solved] | None:
+    """The weights and dual coefficients of every size, or None if corrections do not settle."""
     columns = Columns(sizes, targets.shape[1])
     inverse = _approximate_inverse(design.single(), alpha, columns, track)
     if inverse is None:
@@ -56,7 +63,8 @@ def solve(
         errors = _relative(residual, right[:, its], columns.targets)
         previous, error = error, errors.max()
         if error <= _SETTLED:
-            return columns.split(weights)
+            pairs = zip(columns.split(weights), columns.split(dual), strict=True)
+            return [Solved(*pair) for pair in pairs]
         if not error <= _PROGRESS * previous:
             return None
         done = int(np.argmax(errors > _SETTLED))  # smaller problems settle sooner

@@ -41,6 +41,7 @@ class Problem:
     examples: Source
     flat: bool  # whether y had one axis
     alpha: Alpha
+    fit_intercept: bool
     device: str | None  # where it is solved
 
     def __len__(self) -> int:
@@ -77,7 +78,8 @@ class Problem:
 
 
 def _largest(chunk: Chunk) -> float:
-    return validation.largest_entry(chunk.arrays[0])
+    sets: Sets = chunk.arrays[0]
+    return sets.largest()
 
 
 class Model(Protocol):
@@ -92,15 +94,18 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class FeatureModel:
-    """Ridge regression on the features of a map; coefficients are weights (features, t)."""
+    """Ridge regression on the features of a map; coefficients are weights (features, t).
+
+    What is predicted is Φ v: whoever asks adds the intercept.
+    """
 
     features: FeatureMap
 
     def solve(self, problem: Problem, sizes: Sequence[int], track: Track) -> list[Found]:
         kind = problem.sets.sample
         design = SpreadDesign(self.features, problem.examples, arrays.place(kind, problem.device))
-        found = ridge.solve_features(design, problem.alpha, sizes, track)
-        return [(arrays.beside(weights, kind), alphas) for weights, alphas in found]
+        found = ridge.solve_features(design, problem.alpha, sizes, track, problem.fit_intercept)
+        return [one.beside(kind) for one in found]
 
     def predict(self, sets: Sets, coefficients: Sequence[Array], device: str | None) -> list[Array]:
         xp = arrays.namespace(coefficients[0])
@@ -120,24 +125,29 @@ class KernelModel:
 
     sets: Sets
     bias: np.ndarray[Any, Any] | None
+    query: str = "first"
 
     def solve(self, problem: Problem, sizes: Sequence[int], track: Track) -> list[Found]:
         sets, targets, scale = design_module.brought(problem.examples)
-        kernel = attention_matrix(sets.placed(problem.device), None, self.bias, track)
+        kernel = attention_matrix(sets.placed(problem.device), None, self.bias, track, self.query)
         targets = arrays.beside(targets, kernel)
+        ones = arrays.ones((len(sets),), kernel)
         if scale is not None:
-            scale = arrays.beside(scale, kernel)
-            kernel *= scale[:, None] * scale
-        found = ridge.solve_kernel(kernel, targets, problem.alpha, sizes)
+            ones = arrays.like(scale, kernel)
+            kernel *= ones[:, None] * ones
+        border = ones if problem.fit_intercept else None
+        found = ridge.solve_kernel(kernel, targets, problem.alpha, sizes, border)
         if scale is not None:
-            found = [(dual * scale[: dual.shape[0], None], alphas) for dual, alphas in found]
-        return [(arrays.beside(dual, sets.sample), alphas) for dual, alphas in found]
+            found = [one.scaled(ones) for one in found]
+        return [one.beside(sets.sample) for one in found]
 
     def predict(self, sets: Sets, coefficients: Sequence[Array], device: str | None) -> list[Array]:
         examples = self.sets.placed(device)
 
         def block(part: slice) -> list[Array]:
-            kernel = attention_matrix(sets[part].placed(device), examples, self.bias)
+            kernel = attention_matrix(
+                sets[part].placed(device), examples, self.bias, query=self.query
+            )
             return [
                 arrays.beside(kernel[:, : dual.shape[0]] @ arrays.beside(dual, kernel), sets.sample)
                 for dual in coefficients
@@ -155,12 +165,15 @@ class Predictor:
 
     model: Model
     coefficients: Array
+    intercept: Array  # (targets,)
     flat: bool
     device: str | None
     classes: Array | None = None
 
     def __call__(self, sets: Sets) -> Array:
-        (predictions,) = self.model.predict(sets, [self.coefficients], self.device)
+        (linear,) = self.model.predict(sets, [self.coefficients], self.device)
+        constant = arrays.like(self.intercept, arrays.double(linear))
+        predictions = arrays.like(arrays.double(linear) + constant, linear)  # rounded once
         validation.check_no_overflow(predictions, "predictions", sets)
         found = predictions[:, 0] if self.flat else predictions
         return found if self.classes is None else _labels(found, self.classes)

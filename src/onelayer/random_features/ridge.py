@@ -9,6 +9,8 @@ see `nested.py`; where that is large it is solved at half the precision and corr
 `mixed.py`. Larger sizes share the sums that make G, each factors its own. α may be chosen by
 leave-one-out, from an eigendecomposition for every size, see `leave_one_out.py`.
 
+An intercept is not penalised and exact in every one of these forms, see `intercept.py`.
+
 G and Φᵀ y are sums over examples, and computed chunk by chunk where the examples live. For K all
 examples meet all others: they are brought here.
 
@@ -24,7 +26,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from scipy.linalg import LinAlgWarning
@@ -32,8 +33,9 @@ from scipy.linalg import LinAlgWarning
 from onelayer import arrays
 from onelayer.arrays import Array
 from onelayer.chunks import Told
-from onelayer.random_features import leave_one_out, mixed, nested
+from onelayer.random_features import intercept, leave_one_out, mixed, nested
 from onelayer.random_features.design import Design, SpreadDesign
+from onelayer.random_features.intercept import Centre, Reflection
 from onelayer.random_features.leave_one_out import Found
 from onelayer.random_features.nested import Columns
 from onelayer.random_features.progress import Track, ticking, untracked
@@ -45,7 +47,11 @@ _LARGEST_ALPHA = 1e30  # that float32 has room for
 
 
 def solve_features(
-    design: SpreadDesign, alpha: Alpha, sizes: Sequence[int], track: Track = untracked
+    design: SpreadDesign,
+    alpha: Alpha,
+    sizes: Sequence[int],
+    track: Track = untracked,
+    fit_intercept: bool = False,
 ) -> list[Found]:
     """The weights v (features, t) on the first s examples, for every s of `sizes`, ascending.
 
@@ -54,32 +60,64 @@ def solve_features(
     design = replace(design, sample=arrays.double(design.sample))
     small = [size for size in sizes if size <= design.columns]
     large = sizes[len(small) :]
-    found = [] if not small else _by_kernel(design, alpha, small, track)
-    return found if not large else found + _by_features(design, alpha, large, track)
+    found = [] if not small else _by_kernel(design, alpha, small, track, fit_intercept)
+    if not large:
+        return found
+    return found + _by_features(design, alpha, large, track, fit_intercept)
 
 
-def solve_kernel(kernel: Array, targets: Array, alpha: Alpha, sizes: Sequence[int]) -> list[Found]:
+def solve_kernel(
+    kernel: Array, targets: Array, alpha: Alpha, sizes: Sequence[int], ones: Array | None = None
+) -> list[Found]:
     """The dual coefficients c (s, t) of the first s examples, for every s of `sizes`, ascending.
 
-    Of the kernel matrix (n, n) only the triangle on and below the diagonal is read.
+    Of the kernel matrix (n, n) only the triangle on and below the diagonal is read. With `ones`
+    (n,), a constant 1 with rows scaled as those of the kernel and of the targets are, there is an
+    intercept.
     """
     if alpha is None:
-        return [leave_one_out.by_kernel(kernel[:s, :s], targets[:s, :]) for s in sizes]
+        return [
+            leave_one_out.by_kernel(kernel[:s, :s], targets[:s, :], _first(ones, s)) for s in sizes
+        ]
+    right, mean = _bordered(targets, ones)
     lower = _factor(kernel, alpha)
     if lower is None:  # perhaps only the largest problems are singular
-        return [_solve_one(kernel[:s, :s], targets[:s, :], alpha, scaled=True) for s in sizes]
-    columns = Columns(sizes, targets.shape[1])
-    solved = nested.solve(lower, columns.spread([targets[:s, :] for s in sizes]), columns)
+        return [
+            _solve_one_kernel(kernel[:s, :s], targets[:s, :], alpha, _first(ones, s)) for s in sizes
+        ]
+    columns = Columns(sizes, right.shape[1])
+    solved = nested.solve(lower, columns.spread([right[:s, :] for s in sizes]), columns)
     dual = [c[:s, :] for s, c in zip(sizes, columns.split(solved), strict=True)]
-    return _paired(dual, [np.full(targets.shape[1], alpha)] * len(sizes))
+    return [_unbordered(c, c, _first(ones, c.shape[0]), mean, alpha) for c in dual]
 
 
-def _paired(coefficients: list[Array], alphas: list[np.ndarray[Any, Any]]) -> list[Found]:
-    return list(zip(coefficients, alphas, strict=True))
+def _first(ones: Array | None, size: int) -> Array | None:
+    return None if ones is None else ones[:size]
 
 
-def _factor(matrix: Array, alpha: float) -> Array | None:
-    """The lower factor of matrix + α; None where that is singular to working precision."""
+def _bordered(targets: Array, ones: Array | None) -> tuple[Array, Array]:
+    """The right sides to solve for, and what was subtracted from the targets."""
+    if ones is None:
+        return targets, arrays.zeros((targets.shape[1],), targets)
+    return intercept.bordered(targets, ones)
+
+
+def _unbordered(
+    coefficients: Array, dual: Array, ones: Array | None, mean: Array, alpha: float
+) -> Found:
+    """What was found for the right sides of `_bordered`."""
+    chosen = np.full(mean.shape[0], alpha)
+    if ones is None:
+        return Found(coefficients, chosen, mean)
+    coefficients, constant = intercept.unbordered(coefficients, dual, ones)
+    return Found(coefficients, chosen, mean + constant)
+
+
+def _factor(matrix: Array, alpha: float, rounding: float = 0.0) -> Array | None:
+    """The lower factor of matrix + α; None where that is singular to working precision.
+
+    `rounding` is the size of numbers of which the matrix has the rounding errors.
+    """
     xp = arrays.namespace(matrix)
     shifted = arrays.copied(matrix)
     arrays.add_to_diagonal(shifted, alpha)
@@ -87,52 +125,82 @@ def _factor(matrix: Array, alpha: float) -> Array | None:
     if lower is None:
         return None
     # A pivot is what is left of its diagonal entry: no row's own scale can hide or feign a loss.
-    left = xp.linalg.diagonal(lower) ** 2 / (xp.linalg.diagonal(matrix) + alpha)
+    left = xp.linalg.diagonal(lower) ** 2 / (xp.linalg.diagonal(matrix) + alpha + rounding)
     return lower if float(xp.min(left)) > matrix.shape[0] * arrays.epsilon(matrix) else None
 
 
-def _solve_one(matrix: Array, right: Array, alpha: float, scaled: bool = False) -> Found:
+def _solve_one(matrix: Array, right: Array, alpha: float, rounding: float) -> Array:
     """(matrix + α)⁻¹ right, or the smallest solution and a warning where that is singular."""
-    chosen = np.full(right.shape[1], alpha)
-    lower = _factor(matrix, alpha)
+    lower = _factor(matrix, alpha, rounding)
     if lower is not None:
-        forward = arrays.solve_lower(lower, right)
-        return arrays.solve_lower(lower, forward, transposed=True), chosen
+        return _solved(lower, right)
+    _warn_singular(alpha)
+    shifted = arrays.copied(matrix)
+    arrays.add_to_diagonal(shifted, alpha)
+    return _smallest(shifted, right, rounding)
+
+
+def _solve_one_kernel(kernel: Array, targets: Array, alpha: float, ones: Array | None) -> Found:
+    """The same for the dual coefficients of a kernel, which may be singular.
+
+    Its rows and columns are scaled to a diagonal of ones: an example far larger than the others
+    would leave no digits for them. All solutions c give the same weights Φᵀ c. For products of
+    features it would change which of many weights are the smallest.
+    """
+    right, mean = _bordered(targets, ones)
+    lower = _factor(kernel, alpha)
+    if lower is not None:
+        dual = _solved(lower, right)
+        return _unbordered(dual, dual, ones, mean, alpha)
+    _warn_singular(alpha)
+    xp = arrays.namespace(kernel)
+    shifted = arrays.copied(kernel)
+    arrays.add_to_diagonal(shifted, alpha)
+    diagonal = xp.linalg.diagonal(shifted)
+    scale = xp.where(diagonal > 0, diagonal, xp.ones_like(diagonal)) ** -0.5
+    shifted = shifted * scale[:, None] * scale[None, :]
+    chosen = np.full(targets.shape[1], alpha)
+    if ones is None:
+        return Found(scale[:, None] * _smallest(shifted, right * scale[:, None]), chosen, mean)
+    reflection = Reflection.of(shifted, ones * scale)
+    centred = right[:, :-1] * scale[:, None]
+    reduced = reflection.reduced(shifted)
+    dual = reflection.expand(_smallest(reduced, reflection.project(centred), reflection.mean))
+    constant = reflection.intercept(centred, dual)
+    return Found(scale[:, None] * dual, chosen, mean + constant)
+
+
+def _solved(lower: Array, right: Array) -> Array:
+    forward = arrays.solve_lower(lower, right)
+    return arrays.solve_lower(lower, forward, transposed=True)
+
+
+def _warn_singular(alpha: float) -> None:
     warnings.warn(
         f"ridge regression with alpha={alpha:g} is singular to working precision: the smallest "
         "of its solutions was taken; a larger alpha, or alpha='loo', is better determined",
         LinAlgWarning,
         stacklevel=2,
     )
-    return _smallest(matrix, right, alpha, scaled), chosen
 
 
-def _smallest(matrix: Array, right: Array, alpha: float, scaled: bool) -> Array:
-    """(matrix + α)⁺ right, perhaps with rows and columns scaled to a diagonal of ones.
-
-    That is for kernels: an example far larger than the others would leave no digits for them. All
-    solutions c give the same weights Φᵀ c there. For products of features it would change which
-    of many weights are the smallest.
-    """
+def _smallest(matrix: Array, right: Array, rounding: float = 0.0) -> Array:
+    """matrix⁺ right, in which eigenvalues of the size of rounding errors count as zero."""
     xp = arrays.namespace(matrix)
-    shifted = xp.asarray(matrix, copy=True)
-    arrays.add_to_diagonal(shifted, alpha)
-    diagonal = xp.linalg.diagonal(shifted)
-    scale = xp.ones_like(diagonal)
-    if scaled:
-        scale = xp.where(diagonal > 0, diagonal, scale) ** -0.5
-    values, vectors = arrays.eigh(shifted * scale[:, None] * scale[None, :])
-    noise = matrix.shape[0] * arrays.epsilon(matrix) * float(values[-1])
+    if matrix.shape[0] == 0:  # a single example and its intercept
+        return right
+    values, vectors = arrays.eigh(matrix)
+    noise = matrix.shape[0] * arrays.epsilon(matrix) * (float(values[-1]) + rounding)
     safe = xp.where(values > noise, values, xp.inf * xp.ones_like(values))
-    rotated = arrays.transpose(vectors) @ (right * scale[:, None])
-    return scale[:, None] * (vectors @ (rotated / safe[:, None]))
+    rotated = arrays.transpose(vectors) @ right
+    return vectors @ (rotated / safe[:, None])
 
 
 # From features, by n x n products
 
 
 def _by_kernel(
-    spread: SpreadDesign, alpha: Alpha, sizes: Sequence[int], track: Track
+    spread: SpreadDesign, alpha: Alpha, sizes: Sequence[int], track: Track, fit_intercept: bool
 ) -> list[Found]:
     """For no more examples than features.
 
@@ -140,15 +208,21 @@ def _by_kernel(
     would travel otherwise, unless an example alone has more numbers than there are features.
     """
     design, targets = spread.between(0, sizes[-1]).here()
+    ones = design.ones if fit_intercept else None
     large = design.rows**2 * design.columns >= _MIXED_FROM
     if alpha is not None and large and alpha < _LARGEST_ALPHA:
-        settled = mixed.solve(design, targets, alpha, sizes, track)
+        right, mean = _bordered(targets, ones)
+        settled = mixed.solve(design, right, alpha, sizes, track)
         if settled is not None:
-            return _paired(settled, [np.full(targets.shape[1], alpha)] * len(sizes))
-    dual = solve_kernel(_gram(design, track), targets, alpha, sizes)
+            return [
+                _unbordered(weights, dual[:size, :], _first(ones, size), mean, alpha)
+                for size, (weights, dual) in zip(sizes, settled, strict=True)
+            ]
+    found = solve_kernel(_gram(design, track), targets, alpha, sizes, ones)
     columns = Columns(sizes, targets.shape[1])
-    weights = _weights(design, columns.spread([c for c, _ in dual]), columns, track)
-    return _paired(columns.split(weights), [chosen for _, chosen in dual])
+    dual = columns.spread([one.coefficients for one in found])
+    weights = columns.split(_weights(design, dual, columns, track))
+    return [one._replace(coefficients=v) for one, v in zip(found, weights, strict=True)]
 
 
 def _gram(design: Design, track: Track) -> Array:
@@ -172,47 +246,78 @@ def _weights(design: Design, dual: Array, columns: Columns, track: Track) -> Arr
 
 @dataclass(frozen=True)
 class _Sums:
-    """What regression on features needs to know of examples."""
+    """What regression on features needs to know of examples, about their means for an intercept."""
 
     gram: Array  # Φᵀ Φ (p, p), of which only the triangle on and below the diagonal is to be read
     moments: Array  # Φᵀ y (p, t)
     largest: Array  # the largest |y| of every target, (t,)
+    centre: Centre | None
 
     def __add__(self, other: _Sums) -> _Sums:
         xp = arrays.namespace(self.gram)
         largest = xp.maximum(self.largest, other.largest)
-        return _Sums(self.gram + other.gram, self.moments + other.moments, largest)
+        sums = _Sums(self.gram + other.gram, self.moments + other.moments, largest, None)
+        if self.centre is None or other.centre is None:
+            return sums
+        return sums.about(*self.centre.merged(other.centre))
+
+    def about(self, centre: Centre, gap: Array, target_gap: Array) -> _Sums:
+        """Sums about two means as sums about the mean of both, see `Centre.merged`."""
+        gram = arrays.add_gram(self.gram, gap[:, None])
+        moments = self.moments + gap[:, None] * target_gap
+        return _Sums(gram, moments, self.largest, centre)
 
 
 def _by_features(
-    design: SpreadDesign, alpha: Alpha, sizes: Sequence[int], track: Track
+    design: SpreadDesign, alpha: Alpha, sizes: Sequence[int], track: Track, fit_intercept: bool
 ) -> list[Found]:
     """For more examples than features: every size adds its examples to the sums of those before."""
     parts = [design.between(start, stop) for start, stop in pairwise([0, *sizes])]
     told = ticking(track, sum(part.steps for part in parts), "Gram matrix")
     sums, found = None, []
     for part, size in zip(parts, sizes, strict=True):
-        its_own = part.summed(_sums_of, told=told)
+        its_own = part.summed(_sums_of, fit_intercept, told=told)
         sums = its_own if sums is None else sums + its_own
         found.append(_solve_sums(sums, design.between(0, size), alpha, track))
     return found
 
 
 def _solve_sums(sums: _Sums, design: SpreadDesign, alpha: Alpha, track: Track) -> Found:
-    if alpha is not None:
-        return _solve_one(sums.gram, sums.moments, alpha)
-    return leave_one_out.by_features(design, sums.gram, sums.moments, sums.largest, track)
+    gram, moments, centre = sums.gram, sums.moments, sums.centre
+    if alpha is None:
+        weights, alphas = leave_one_out.by_features(
+            design, gram, moments, sums.largest, track, centre
+        )
+    else:
+        # What is left of features that do not vary has the square of their rounding errors.
+        rounding = 0.0 if centre is None else centre.size * arrays.epsilon(gram)
+        weights = _solve_one(gram, moments, alpha, rounding)
+        alphas = np.full(moments.shape[1], alpha)
+    if centre is None:
+        return Found(weights, alphas, arrays.zeros((moments.shape[1],), moments))
+    return Found(weights, alphas, centre.targets - centre.features @ weights)
 
 
-def _sums_of(design: Design, targets: Array, told: Told) -> _Sums:
+def _sums_of(design: Design, targets: Array, fit_intercept: bool, told: Told) -> _Sums:
     """The sums over one chunk of examples, panel by panel."""
     xp = arrays.namespace(targets)
     gram = arrays.zeros((design.columns, design.columns), targets)
     moments = arrays.zeros((design.columns, targets.shape[1]), targets)
+    sums = _Sums(gram, moments, xp.max(xp.abs(targets), axis=0), None)
     panels = design.row_panels()
     for done, part in enumerate(panels, start=1):
-        panel = arrays.transpose(design.by_rows(part))
-        gram = arrays.add_gram(gram, panel)
-        moments = moments + panel @ targets[part, :]
+        rows, right = design.by_rows(part), targets[part, :]
+        centre = None
+        if fit_intercept:
+            ones = design.ones[part]
+            centre = intercept.centre_of(rows, right, ones)
+            rows, right = centre.centred(rows, right, ones)
+        panel = arrays.transpose(rows)
+        gram = arrays.add_gram(sums.gram, panel)
+        sums = replace(sums, gram=gram, moments=sums.moments + panel @ right)
+        if centre is not None and sums.centre is not None:
+            sums = sums.about(*sums.centre.merged(centre))
+        else:
+            sums = replace(sums, centre=centre)
         told(done / len(panels))
-    return _Sums(gram, moments, xp.max(xp.abs(targets), axis=0))
+    return sums

@@ -1,24 +1,30 @@
 """What an example may be: a query with its keys, as rows of one array or one array each.
 
 Four forms are taken, and all later code sees blocks of the same kind, tokens (b, T, d) and a mask
-(b, T) or None, where token 0 is the query and the others are the keys:
+(b, T) or None, standardized where a fit asks for it:
 
 - an array (n, T, d), on disk or in memory;
 - the same with a mask (n, T), where it is padded;
 - a list of arrays (T_i, d) of different lengths, padded only block by block;
 - an array (n, d): one token each, which is its own query (`single_tokens`).
+
+Which of the tokens is the query is said in `queries.py`.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from onelayer import arrays, blocks, checks
 from onelayer.arrays import Array
+from onelayer.random_features import standardization
+from onelayer.random_features.standardization import Moments, Standardization
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,7 @@ class Sets:
     mask: Array | None
     dim: int
     longest: int
+    standard: Standardization | None = None  # of the tokens that `block` gives
 
     def __len__(self) -> int:
         return len(self.tokens) if isinstance(self.tokens, list) else int(self.tokens.shape[0])
@@ -63,14 +70,48 @@ class Sets:
 
         The mask is None where all tokens are there.
         """
+        tokens, mask = self._as_given(part)
+        if self.standard is None:
+            return tokens, mask
+        tokens = self.standard(tokens)
+        return (tokens, None) if mask is None else (_zeroed(tokens, mask), mask)
+
+    def moments(self, weights: Array | None = None) -> Moments:
+        """What all tokens that are there show, before any standardization.
+
+        Every token has the weight of its example, of `weights` (n,).
+        """
+        parts = blocks.slices(len(self), 8 * self.longest * self.dim)
+        return reduce(operator.add, (self._moments(part, weights) for part in parts))
+
+    def largest(self) -> float:
+        """The largest absolute value of a coordinate of any token, as it was given."""
+        parts = blocks.slices(len(self), 8 * self.longest * self.dim)
+        return max(arrays.largest(self._as_given(part)[0]) for part in parts)
+
+    def _moments(self, part: slice, weights: Array | None) -> Moments:
+        tokens, mask = self._as_given(part)
+        there = np.ones(tokens.shape[:2], dtype=bool) if mask is None else arrays.to_numpy(mask)
+        values = arrays.to_numpy(tokens)[there]
+        if weights is None:
+            return standardization.moments(values)
+        own = arrays.to_numpy(weights)[part]
+        return standardization.moments(values, np.repeat(own, there.sum(axis=1)))
+
+    def _as_given(self, part: slice) -> tuple[Array, Array | None]:
         if isinstance(self.tokens, list):
             return _padded(self.tokens[part])
         tokens = arrays.detached(arrays.floating(self.tokens[part, ...]))
         if self.mask is None:
             return tokens, None
         mask = self.mask[part, ...]
-        xp = arrays.namespace(tokens)  # whatever padding holds, nothing is to be computed from it
-        return xp.where(mask[:, :, None], tokens, arrays.zeros((1, 1, 1), tokens)), mask
+        return _zeroed(tokens, mask), mask  # whatever padding holds, nothing is computed from it
+
+
+def _zeroed(tokens: Array, mask: Array) -> Array:
+    """Tokens (b, T, d), zero where they are not there."""
+    xp = arrays.namespace(tokens)
+    return xp.where(mask[:, :, None], tokens, arrays.zeros((1, 1, 1), tokens))
 
 
 def is_collection_of_sets(X: Any) -> bool:
@@ -91,11 +132,16 @@ def joined(parts: Sequence[Sets]) -> Sets:
 
 
 def as_sets(
-    X: Any, mask: Any = None, least_tokens: int = 2, name: str = "X", start: int = 0
+    X: Any,
+    mask: Any = None,
+    least_tokens: int = 2,
+    name: str = "X",
+    start: int = 0,
+    first: bool = True,
 ) -> Sets:
     """Check X (n, T, d), or a list of arrays (T_i, d), and its mask at the door.
 
-    Errors of a mask count examples from `start` on.
+    Errors of a mask count examples from `start` on. With `first` a mask is to leave token 0.
 
     >>> sets = as_sets([np.zeros((3, 2)), np.ones((5, 2))])
     >>> len(sets), sets.dim, sets.longest
@@ -103,7 +149,7 @@ def as_sets(
     """
     refuse_masked_array(X, name)
     if arrays.is_array(X) and not _holds_objects(X):
-        return _from_array(X, mask, least_tokens, name, start)
+        return _from_array(X, mask, least_tokens, name, start, first)
     if mask is not None:
         raise ValueError("mask was given with a list of arrays, expected an array for a mask")
     return _from_list(X, least_tokens, name)
@@ -134,7 +180,7 @@ def check_example(shape: tuple[int, ...], least_tokens: int, name: str) -> None:
         raise ValueError(f"{name} has examples of shape {shape}, {_enough(least_tokens)}")
 
 
-def _from_array(X: Array, mask: Any, least_tokens: int, name: str, start: int) -> Sets:
+def _from_array(X: Array, mask: Any, least_tokens: int, name: str, start: int, first: bool) -> Sets:
     shape = tuple(X.shape)
     if len(shape) != 3:
         raise ValueError(f"{name} has shape {shape}, expected three axes (examples, tokens, dim)")
@@ -148,18 +194,20 @@ def _from_array(X: Array, mask: Any, least_tokens: int, name: str, start: int) -
     per_example = shape[1] * shape[2] * 8
     for part in blocks.slices(shape[0], per_example):  # a file is read, not loaded
         arrays.check_finite(X[part, ...], name)
-    return Sets(X, _checked_mask(mask, X, least_tokens, start), shape[2], shape[1])
+    return Sets(X, _checked_mask(mask, X, least_tokens, start, first), shape[2], shape[1])
 
 
-def _checked_mask(mask: Any, X: Array, least_tokens: int, start: int) -> Array | None:
+def _checked_mask(mask: Any, X: Array, least_tokens: int, start: int, first: bool) -> Array | None:
     if mask is None:
         return None
     checked = checks.key_mask(mask, X, start=start)
     xp = arrays.namespace(checked)
     there = xp.astype(checked, xp.int64)
-    no_query = "mask leaves example {} without its query, expected True for token 0"
-    _refuse_example(there[:, 0] == 0, no_query, start)
-    no_key = "mask leaves example {} without a key, expected at least one True after the query"
+    no_key = "mask leaves example {} with one token, expected at least a key and a query after it"
+    if first:
+        no_query = "mask leaves example {} without its query, expected True for token 0"
+        _refuse_example(there[:, 0] == 0, no_query, start)
+        no_key = "mask leaves example {} without a key, expected at least one True after the query"
     _refuse_example(xp.sum(there, axis=1) < least_tokens, no_key, start)
     return checked
 

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
-from onelayer import arrays, blocks, checks, sources
+from onelayer import arrays, checks, sources
 from onelayer.arrays import Array
 from onelayer.random_features import sets as sets_module
 from onelayer.random_features.ridge import Alpha
@@ -20,16 +20,23 @@ from onelayer.random_features.sets import Sets
 
 
 def as_sets(
-    estimator: Any, X: Any, mask: Any, reset: bool, single: int = 2, name: str = "X"
+    estimator: Any,
+    X: Any,
+    mask: Any,
+    reset: bool,
+    single: int = 2,
+    name: str = "X",
+    first: bool = True,
 ) -> Sets:
     """X in any of its forms, checked against what the estimator was fitted on unless `reset`.
 
-    A row of a two-dimensional X is one token and counts as `single` tokens.
+    A row of a two-dimensional X is one token and counts as `single` tokens. With `first` a mask is
+    to leave token 0.
     """
     sets_module.refuse_masked_array(X, name)
     sources.refuse_generator(X, name)
     if sets_module.is_collection_of_sets(X):
-        found = sets_module.as_sets(X, mask, least_tokens=single, name=name)
+        found = sets_module.as_sets(X, mask, least_tokens=single, name=name, first=first)
     else:
         refuse_mask_of_rows(mask)
         if not arrays.is_foreign(X) or X.ndim != 2 or 0 in X.shape:
@@ -161,7 +168,7 @@ def _check_rows(y: Array, examples: Sets, name: str) -> None:
 def check_no_overflow(values: Array, what: str, examples: Sets) -> None:
     """Refuse tokens so large that what is computed from them has no place in its dtype."""
     if not arrays.is_finite(values):
-        raise overflow(what, examples, largest_entry(examples))
+        raise overflow(what, examples, examples.largest())
 
 
 def overflow(what: str, examples: Sets, largest: float) -> ValueError:
@@ -170,12 +177,6 @@ def overflow(what: str, examples: Sets, largest: float) -> ValueError:
         f"{what} overflow in {examples.sample.dtype}: X has entries up to {largest:.3g}, "
         "expected tokens of about unit norm"
     )
-
-
-def largest_entry(examples: Sets) -> float:
-    """The largest absolute value of a coordinate of any token."""
-    parts = blocks.slices(len(examples), 8 * examples.longest * examples.dim)
-    return max(arrays.largest(examples.block(part)[0]) for part in parts)
 
 
 def as_row_scale(sample_weight: Any, examples: Sets) -> Array | None:
@@ -228,6 +229,13 @@ def as_alpha(alpha: Any) -> Alpha:
     return float(alpha)
 
 
+def as_flag(value: Any, name: str) -> bool:
+    """True or False, of Python or numpy."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} is {value!r}, expected True or False")
+    return bool(value)
+
+
 def as_bias(bias: Any) -> Any:
     """W_0: a finite number, or a square matrix of them."""
     if bias is None or isinstance(bias, str):
@@ -242,18 +250,22 @@ def as_bias(bias: Any) -> Any:
     return matrix
 
 
-def as_sizes(sizes: Any, examples: Sized) -> list[int]:
-    """Sample sizes, which ascend from at least 1 to at most the number of examples."""
+def as_sizes(sizes: Any) -> list[int]:
+    """Sample sizes, which ascend from at least 1."""
     if not isinstance(sizes, Iterable) or isinstance(sizes, str):
         raise TypeError(f"sizes is {sizes!r}, expected a list of whole numbers")
     whole = [checks.positive_int(size, "a size") for size in sizes]
     if not whole or any(a >= b for a, b in pairwise(whole)):
         raise ValueError(f"sizes are {whole}, expected at least one, in ascending order")
-    if whole[-1] > len(examples):
-        raise ValueError(
-            f"sizes go up to {whole[-1]}, expected at most {len(examples)}, the examples of X"
-        )
     return whole
+
+
+def check_enough(sizes: list[int], examples: Sized) -> None:
+    """Refuse sample sizes beyond the number of examples."""
+    if sizes[-1] > len(examples):
+        raise ValueError(
+            f"sizes go up to {sizes[-1]}, expected at most {len(examples)}, the examples of X"
+        )
 
 
 def generator(random_state: Any) -> np.random.Generator:

@@ -77,6 +77,6 @@ def test_measures_learning_curves():
     for cell, bias in zip(results, (0.0, 1.0), strict=True):
         assert cell["sizes"] == [64, 100]
         drawn = generator(0, "model")
-        fitted = RandomFeatureAttention(30, bias=bias, alpha="loo", random_state=drawn)
+        fitted = RandomFeatureAttention(30, bias=bias, random_state=drawn, **learning.PAPER)
         score = fitted.fit(X[:100], y[:100]).score(X[100:], y[100:])
         assert cell["f_{2,2}"][-1] == pytest.approx(1 - score, rel=1e-6)

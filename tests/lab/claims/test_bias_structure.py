@@ -3,6 +3,7 @@ import pytest
 from lab_cases import judged, measured
 
 from onelayer import inputs
+from onelayer.lab import learning
 from onelayer.lab.seeds import generator
 from onelayer.random_features import targets
 from onelayer.random_features.estimators import RandomFeatureAttention
@@ -83,7 +84,7 @@ def direct(bias):
     y = targets.correlation_weighted(1, 3)(X)
     centre = np.zeros((4, 4))
     centre[:3, :3] = bias
-    model = RandomFeatureAttention(20, centre, alpha="loo", random_state=generator(0, "model"))
+    model = RandomFeatureAttention(20, centre, random_state=generator(0, "model"), **learning.PAPER)
     left = y[60:] - model.fit(X[:60], y[:60]).predict(X[60:])
     return np.mean(left**2) / np.var(y[60:])
 

@@ -2,6 +2,7 @@ import pytest
 from lab_cases import judged, measured
 
 from onelayer import inputs
+from onelayer.lab import learning
 from onelayer.lab.seeds import generator
 from onelayer.random_features import targets
 from onelayer.random_features.estimators import RandomFeatureAttention
@@ -60,7 +61,9 @@ def test_fits_noise_and_is_tested_without():
     X = inputs.sphere(2040, 3, 3, generator(0, "inputs"))
     y = target(X)
     noise = generator(0, "noise").standard_normal(40) * 0.5 * target.variance(2) ** 0.5
-    model = RandomFeatureAttention(3, alpha=1e-9, random_state=generator(0, "model"))
+    model = RandomFeatureAttention(
+        3, alpha=1e-9, random_state=generator(0, "model"), **learning.PAPER
+    )
     left = y[40:] - model.fit(X[:40], y[:40] + noise).predict(X[40:])
     assert cell["error"] == pytest.approx((left**2).mean() / y[40:].var(), rel=1e-6)
 

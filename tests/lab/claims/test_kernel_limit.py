@@ -45,7 +45,9 @@ def test_measures_both_distances():
         limit = attention_kernel(X, X[:30], bias=bias)
         for cell in results.where(model=model):
             drawn = generator(0, "model")
-            features = AttentionFeatures(cell["heads"], bias, random_state=drawn).fit_transform(X)
+            features = AttentionFeatures(
+                cell["heads"], bias, standardize=False, random_state=drawn
+            ).fit_transform(X)
             finite = features @ features[:30].T
             assert cell["gram"] == pytest.approx(_distance(finite[:30], limit[:30]), rel=1e-8)
             both = [_regression(kernel, np.stack(Y, axis=1)) for kernel in (finite, limit)]

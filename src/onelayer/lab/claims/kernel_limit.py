@@ -31,8 +31,8 @@ def measure(model: str, heads: int, dim: int, keys: int, examples: int, seed: in
     Y = np.stack([target(train) / target.variance(keys) ** 0.5 for target in chosen], axis=1)
     bias = learning.BIASES[model]
     finite = learning.model(model, heads, dim, seed, ALPHA).fit(train, Y)
-    limit = AttentionKernelRidge(bias, ALPHA).fit(train, Y)
-    drawn = AttentionFeatures(heads, bias, random_state=generator(seed, "model"))
+    limit = AttentionKernelRidge(bias, ALPHA, **learning.PAPER).fit(train, Y)
+    drawn = AttentionFeatures(heads, bias, standardize=False, random_state=generator(seed, "model"))
     features = drawn.fit_transform(train)
     return {
         "gram": _distance(features @ features.T, attention_kernel(train, bias=bias)),
