@@ -4,7 +4,7 @@ Tokens x with mean μ and covariance V diag(s²) Vᵀ, V (d, r) with orthonormal
 x = μ + t Vᵀ for some t (r,). Softmax ignores what is constant along a row of scores, so that of a
 head with attention matrix Θ and key bias c, tokens of this span see
 
-    x_a Θ x_b + c x_b  =  t_a (Vᵀ Θ V) t_b + (Vᵀ (Θᵀ μ + c)) t_b + something that depends on a alone,
+    x_a Θ x_b + c x_b  =  t_a (Vᵀ Θ V) t_b + (Vᵀ (Θᵀ μ + c)) t_b + what depends on a alone,
 
 and of its projection W only Vᵀ W, with μ W part of one constant for all heads. These are the heads
 on the span. Everything else about Θ, c and W is a gauge: no outputs on such tokens depend on it.
@@ -49,9 +49,7 @@ class Moments:
         apart = other.mean - self.mean
         square = apart * apart if self.scatter.ndim == 1 else apart[:, None] * apart[None, :]
         between = self.rows * share * square
-        return Moments(
-            rows, self.mean + share * apart, self.scatter + other.scatter + between
-        )
+        return Moments(rows, self.mean + share * apart, self.scatter + other.scatter + between)
 
 
 def moments(tokens: Array, there: Array | None = None, by_column: bool = False) -> Moments:
@@ -103,9 +101,7 @@ class Span:
 
     def times(self, scale: float) -> Span:
         """The span of tokens multiplied by a number."""
-        return Span(
-            self.mean * scale, self.basis, self.deviations * scale, self.outside * scale
-        )
+        return Span(self.mean * scale, self.basis, self.deviations * scale, self.outside * scale)
 
     def attention(self, attention: Matrix, key_bias: Matrix | None) -> Matrix:
         """What heads attend by on the span, (m, r + 1, r): VᵀΘV, and below it Vᵀ(Θᵀμ + c)."""

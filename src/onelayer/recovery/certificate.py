@@ -75,7 +75,7 @@ class Certificate:
     @property
     def determined(self) -> np.ndarray[Any, Any]:
         """For each head, whether the examples determine it at all."""
-        return np.isfinite(self.attention_error) & np.isfinite(self.projection_error)
+        return np.asarray(np.isfinite(self.attention_error + self.projection_error))
 
     @property
     def undetermined_heads(self) -> list[int]:
@@ -96,18 +96,20 @@ def certify(
     rounding: float,
     rng: np.random.Generator,
     sharp: float = 1e-9,
+    stored: float = 0.0,
 ) -> Certificate:
     """The certificate of a fit to outputs with this relative rounding error.
 
-    Error bars that are as small as `sharp` need not be smaller.
+    Error bars that are as small as `sharp` need not be smaller. `stored` is the relative error with
+    which the layer's own numbers are stored.
     """
     wrong, size = _errors(fit, held_out)
     relative = np.divide(wrong, size, out=np.where(wrong > 0, np.inf, 0.0), where=size > 0)
     count, delta = len(wrong), 1 - CONFIDENCE
     bars = error_bars(fit, fitted, rank, rounding, rng, sharp)
     return Certificate(
-        attention_error=bars.attention,
-        projection_error=bars.projection,
+        attention_error=bars.attention + stored,
+        projection_error=bars.projection + stored,
         nested_error=bars.nested,
         input_rank=fitted.span.rank,
         noise=bars.noise,

@@ -12,18 +12,18 @@ import numpy as np
 
 from onelayer import arrays
 from onelayer.arrays import Array
+from onelayer.sources import Chunk
 
 Positions: TypeAlias = np.ndarray[Any, Any]
 
 
-def split(
-    X: Array, Y: Array, mask: Array | None, held_out: int, rng: np.random.Generator
-) -> tuple[Positions, Positions]:
+def split(examples: Chunk, held_out: int, rng: np.random.Generator) -> tuple[Positions, Positions]:
     """Positions of examples to fit and of about so many to hold out, both in random order.
 
     Examples with the same inputs are on the same side; of those with the same outputs as well only
     the first is taken.
     """
+    X, Y, mask = examples.arrays
     inputs = _groups(X, mask)
     kept = _firsts(np.stack([inputs, _groups(Y, None)], axis=1))
     inputs = np.unique(inputs[kept], return_inverse=True)[1]

@@ -13,7 +13,7 @@ from onelayer import arrays, attention, chunks, sources
 from onelayer.arrays import Array
 from onelayer.chunks import InMemory
 from onelayer.layer import AttentionLayer
-from onelayer.recovery import copies, examples, lowrank, phases, problem, reduced
+from onelayer.recovery import copies, examples, lowrank, noise, phases, problem, reduced
 from onelayer.recovery.advice import advice
 from onelayer.recovery.certificate import Certificate, certify
 from onelayer.recovery.checkpoint import Keeper
@@ -56,7 +56,7 @@ class Task:
     device: str | None
     restarts: int
     polish: bool
-    head_tol: float  # error bars up to which heads count as found
+    head_tol: float = 0.1  # error bars up to which heads count as found
     checkpoint: Path | None = None
     resumed: AttentionLayer | None = None  # what to go on from
 
@@ -108,6 +108,8 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
         reason = _reason(outcome, certificate, fitted, task, search.richer_error)
         if reason is Reason.LOCAL_MINIMUM and opinion.suspicious:
             reason = Reason.WRONG_MODEL
+        if reason is Reason.WRONG_MODEL and seen.examples < noise.FEWEST and not opinion.better:
+            reason = Reason.TOO_FEW_EXAMPLES  # to tell noise from a wrong model
         if reason in (Reason.WRONG_MODEL, Reason.LOCAL_MINIMUM):
             opinion.look_at(search, outcome.state.fit)
     return _answer(task, fitted, outcome.state.fit, reason, certificate, opinion)
@@ -148,7 +150,7 @@ def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     elif outcome is not None:
         reason = _reason(outcome, certificate, fitted, task, search.richer_error)
     else:
-        reason = _unpolished_reason(state, certificate)
+        reason = _unpolished_reason(state, certificate, task.head_tol)
     return _answer(task, fitted, fit, reason, certificate)
 
 
@@ -195,7 +197,8 @@ def _certified(
     task: Task, fit: reduced.Fit, fitted: AnyProblem, held_out: Problem, rng: np.random.Generator
 ) -> Certificate:
     error, sharp = task.rounding.error / fitted.output_scale, max(_SHARP, _SHARP_TOLS * task.tol)
-    return certify(fit, fitted, held_out, task.rank, error, rng, sharp)
+    stored = arrays.epsilon(arrays.floating(task.given.source.samples[0]))
+    return certify(fit, fitted, held_out, task.rank, error, rng, sharp, stored)
 
 
 def _note_span(fitted: AnyProblem, task: Task, log: Log) -> None:
@@ -234,9 +237,9 @@ def _posed(task: Task, log: Log, rng: np.random.Generator) -> tuple[AnyProblem, 
     fits = 8 * n * tokens * (dim + out_dim) <= chunks.room(sample)
     if isinstance(given.source.chunks, InMemory) and fits:
         (chunk,) = given.source.chunks.values
+        fitted_at, held_out_at = copies.split(chunk, _held_out(task), rng)
         X, Y, mask = (problem.place_or_none(one, task.device) for one in chunk.arrays)
         whole = problem.pose(X, Y, mask, task.causal, task.bias)
-        fitted_at, held_out_at = copies.split(*chunk.arrays, _held_out(task), rng)
         return whole.take(fitted_at), whole.take(held_out_at)
     source = given.source
     if isinstance(source.chunks, InMemory):
@@ -260,7 +263,10 @@ def _held_out(task: Task) -> int:
     heads = 1 if task.heads == "auto" else task.heads
     unknowns = problem.unknowns(dim, out_dim, heads, task.rank, task.bias)
     plenty = task.given.rows * out_dim > _PLENTY * unknowns
-    return min(max(1, n // (5 if plenty else 20)), _MOST_HELD_OUT)
+    if not plenty:
+        return min(max(1, n // 20), _MOST_HELD_OUT)
+    # Half of them have to be enough to tell noise by.
+    return min(max(n // 5, min(n // 3, 2 * noise.FEWEST), 1), _MOST_HELD_OUT)
 
 
 def _drawn(n: int, rng: np.random.Generator) -> Positions:
@@ -308,7 +314,7 @@ def _why_unsolved(
     return Reason.TOO_FEW_EXAMPLES if overfitted else Reason.LOCAL_MINIMUM
 
 
-def _unpolished_reason(state: phases.State, certificate: Certificate) -> Reason:
+def _unpolished_reason(state: phases.State, certificate: Certificate, head_tol: float) -> Reason:
     """How far the heads of phase 6 are to be believed: as their space and held-out outputs are."""
     assert state.space is not None
     if certificate.error > _UNEXPLAINED:
@@ -317,4 +323,5 @@ def _unpolished_reason(state: phases.State, certificate: Certificate) -> Reason:
         return Reason.HEADS_NOT_DETERMINED
     error = state.space.error
     fine = error <= _COARSE and certificate.error <= max(2 * error, _FINE)
-    return Reason.APPROXIMATE if fine else Reason.COARSE
+    sure = not certificate.uncertain_heads(head_tol)
+    return Reason.APPROXIMATE if fine and sure else Reason.COARSE

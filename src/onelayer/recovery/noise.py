@@ -72,7 +72,7 @@ _NEAR = 2  # the largest distance at which relative positions are looked for
 _ROUNDING = 1e-12  # errors below this are those of float64 arithmetic, which may depend on inputs
 # With fewer held-out examples the test sees nothing. A wrong model or a bad minimum leaves far more
 # than this relative error, so only less than this passes then.
-_FEWEST, _TINY = 8, 1e-3
+FEWEST, _TINY = 8, 1e-3
 # Above this relative error a fit explains so little that passing a test is no evidence for it: only
 # repeated inputs can show that the rest is noise.
 _LARGE = 0.35
@@ -121,7 +121,7 @@ def is_noise(
     if enough and highest < _EXPLAINED * fit.loss:
         return False
     found, examples = _evidence(fit, training, held_out, rng)
-    if examples < _FEWEST:
+    if examples < FEWEST:
         return fit.error < _TINY
     return max((one.t for one in found), default=0.0) < threshold(examples)
 

@@ -117,7 +117,7 @@ class Frame:
         return AttentionLayer(theta, projection)
 
     def matrices(self, stacked: Array, weights: Array) -> tuple[Any, Any, Any, Any]:
-        """Θ (m, d, d), c (m, d), W (m, d, e) and b (e,) of heads and weights, or of changes of them.
+        """Θ (m, d, d), c (m, d), W (m, d, e) and b (e,) of heads and weights, or of their changes.
 
         All four are linear in both, and zero outside of the span. Without biases of the frame c and
         b are zero. In numpy.

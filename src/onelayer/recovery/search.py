@@ -380,9 +380,7 @@ class Search:
     def evidence(self, fit: Fit) -> list[noise.Evidence]:
         """How well features of the inputs predict what a fit leaves over."""
         self.looked = True
-        return noise.evidence(
-            fit, self._judged(fit), self.held_out.blocks(fit.heads), self.rng
-        )
+        return noise.evidence(fit, self._judged(fit), self.held_out.blocks(fit.heads), self.rng)
 
     def _judged(self, fit: Fit) -> list[Block]:
         """The examples of a fit whose residuals are looked at: all, or a sample brought here."""

@@ -34,9 +34,12 @@ _PREDICTED_BY = {
 _SURE = 4.0  # Student's t
 _CHECKED = 2000  # examples that suspicions rest on
 _EQUATIONS = 8.0  # per unknown, of a trial
-_HELD_OUT = 0.1  # share of its examples
+_HELD_OUT = 0.15  # share of its examples
 _STARTS = 2
 _CLEARLY = 0.6  # a model that leaves this share of the error, or less, is the better one
+# Trials with fewer held-out examples or equations per unknown, or with so many times the error on
+# held-out examples (if they are not exact), prove nothing.
+_FEWEST, _FEWEST_EQUATIONS, _OVERFITTED, _EXACT = 8, 2.0, 3.0, 1e-6
 
 
 @dataclass
@@ -82,9 +85,7 @@ class SecondOpinion:
             )
 
     def _suspicions(self) -> list[Suspicion]:
-        X, Y, mask = (
-            None if one is None else arrays.to_numpy(one) for one in self._some(_CHECKED)
-        )
+        X, Y, mask = (None if one is None else arrays.to_numpy(one) for one in self._some(_CHECKED))
         assert X is not None
         assert Y is not None
         X, Y = X.astype(float), Y.astype(float)
@@ -103,13 +104,19 @@ class SecondOpinion:
         trial = Search(
             fitted, held_out, search.rank, search.tol, search.rounding, 0, search.rng, search.log
         )
+        if (
+            held_out.examples < _FEWEST
+            or trial.equations_per_unknown(fit.heads) < _FEWEST_EQUATIONS
+        ):
+            return False
         before = reduced.held_out_error(fit, search.held_out)
         for _ in range(_STARTS):
             gait = refine.BRISK
             found = trial.run(f"trial with {name}", trial.start(fit.heads, gait), fit.heads, gait)
-            after = reduced.held_out_error(found.state.fit, held_out)
-            after *= fitted.output_scale / search.problem.output_scale
-            if found.solved or after < _CLEARLY * before:
+            left = reduced.held_out_error(found.state.fit, held_out)
+            after = left * fitted.output_scale / search.problem.output_scale
+            trusted = left < _OVERFITTED * max(found.state.fit.error, _EXACT)
+            if trusted and after < _CLEARLY * before:
                 self.better = (
                     f"With {name} a fit leaves a relative error of {after:.1e} on held-out "
                     f"examples, without it {before:.1e}: pass {name}."

@@ -1,7 +1,7 @@
 """How outputs answer to changes of the attention matrices: S = JᵀQJ, solved and looked through.
 
-With noise u in the outputs the best attention matrices move by S⁻¹ JᵀQ u (see `reduced.py`): where S
-is small they are badly determined, and where it is zero, not at all. Small problems form S and
+With noise u in the outputs the best attention matrices move by S⁻¹ JᵀQ u (see `reduced.py`). Where
+S is small they are badly determined, and where it is zero, not at all. Small problems form S and
 decompose it, which leaves nothing undecided. Large ones never form it: Lanczos steps give its
 largest and smallest eigenvalues and the direction of the smallest, conjugate gradients solve.
 
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onelayer import arrays, attention, chunks
+from onelayer import arrays, chunks
 from onelayer.arrays import Array
 from onelayer.recovery import derivatives, lowrank, reduced, refine
 from onelayer.recovery.derivatives import Jacobian
@@ -47,10 +47,14 @@ class Sensitivity(Protocol):
     part in no free direction.
     """
 
-    products: Jacobian
-    strengths: np.ndarray[Any, Any]
-    extremes: tuple[float, float]
-    determined: np.ndarray[Any, Any]
+    @property
+    def products(self) -> Jacobian: ...
+    @property
+    def strengths(self) -> np.ndarray[Any, Any]: ...
+    @property
+    def extremes(self) -> tuple[float, float]: ...
+    @property
+    def determined(self) -> np.ndarray[Any, Any]: ...
 
     def solve(self, right: Array) -> Array | None:
         """S⁻¹ times a direction (p, m·d), free directions left out; None if it was not found."""
