@@ -24,24 +24,25 @@ are left out where they are judged. Inputs that occur again with other outputs s
 itself, by their scatter.
 
 Measured with 16 dimensions, 2 heads of scale 2, 4 to 8 tokens, Gaussian and Boolean, 400 and 1,000
-examples of which a tenth is held out, noise of 0, 0.1 and 0.3 of the output; the threshold is 3.4
+examples of which a tenth is held out, noise of 0, 0.1 and 0.3 of the output; the threshold is 3.6
 to 3.7:
 
     model behind the examples          relative error    found       smallest t
     causal                             0.52 to 0.74      24 of 24    22
-    padded, lengths at random          0.52 to 0.70      24 of 24    9.2
-    padded, padded rows are zero       0.60 to 0.78      24 of 24    12
-    key and output bias                0.54 to 0.77      24 of 24    29
-    key bias                           0.16 to 0.38      24 of 24    11
-    two tokens to either side          0.57 to 0.72      24 of 24    17
-    rotary positions                   0.34 to 0.60      20 of 24    2.8
-    a GELU MLP behind the layer        0.59 to 0.69      24 of 24    27
-    0.3 times that, added              0.11 to 0.31      24 of 24    20
-    layer norm behind the layer        0.20 to 0.39      24 of 24    15
-    one head more                      0.41 to 0.58      24 of 24    11
-    a random MLP of the sequence       0.92 to 0.98      24 of 24    45
+    padded, lengths at random          0.50 to 0.69      24 of 24    9.3
+    padded, padded rows are zero       0.60 to 0.76      24 of 24    10
+    key and output bias                0.57 to 0.75      24 of 24    19
+    key bias                           0.16 to 0.39      24 of 24    10
+    two tokens to either side          0.56 to 0.71      24 of 24    16
+    rotary positions                   0.33 to 0.59      22 of 24    2.9
+    a GELU MLP behind the layer        0.57 to 0.70      24 of 24    25
+    0.3 times that, added              0.10 to 0.31      24 of 24    13
+    layer norm behind the layer        0.20 to 0.39      24 of 24    13
+    one head more                      0.42 to 0.57      24 of 24    9.8
+    a random MLP of the sequence       0.91 to 0.97      24 of 24    45
 
-Of 200 right fits (plain, causal, masked, biased; noise of 1e-6 to 0.3) none was called structured.
+Of 200 right fits (plain, causal, masked, biased; 1 to 3 heads, 8 and 16 dimensions, noise of 1e-6
+to 0.3) none was called structured. The thresholds were set on other draws than these.
 """
 
 from __future__ import annotations
