@@ -71,7 +71,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, help="1,000 for bars, 200 of each sort for models")
     parser.add_argument("--dims", nargs="+", type=int, help="dimensions of a token to draw from")
     parser.add_argument("--examples", nargs=2, type=int, default=list(misfits.EXAMPLES))
-    parser.add_argument("--max-seconds", type=float, default=60.0, help="of a run")
+    parser.add_argument("--max-seconds", type=float, default=None, help="of a run")
     parser.add_argument("--jobs", type=int, default=2, help="processes, each with one thread")
     parser.add_argument("--out", type=Path, help="JSON lines, one a run")
     options = parser.parse_args()
@@ -79,12 +79,12 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def bars_trial(run: int, dims: tuple[int, ...], max_seconds: float) -> Record:
+def bars_trial(run: int, dims: tuple[int, ...], max_seconds: float | None) -> Record:
     return attempt(families.problem(run, dims), run, max_seconds)
 
 
 def models_trial(
-    run: int, dims: tuple[int, ...], examples: tuple[int, int], max_seconds: float
+    run: int, dims: tuple[int, ...], examples: tuple[int, int], max_seconds: float | None
 ) -> Record:
     """Even runs are misfits, odd ones are right."""
     draw = misfits.right if run % 2 else misfits.misfit

@@ -21,6 +21,7 @@ Array = np.ndarray[Any, Any]
 
 DIMS = (8, 16, 16)
 EXAMPLES = (400, 1000)
+MOST_EQUATIONS = 250  # per unknown, at the largest noise: enough for error bars of a few per cent
 LARGEST_NOISE = 0.3
 
 
@@ -62,7 +63,7 @@ def right(run: int, dims: tuple[int, ...] = DIMS, **_: Any) -> Problem:
     option = ("plain", "bias", "causal", "mask")[run % 4]
     noise = log_uniform(rng, 1e-6, LARGEST_NOISE)
     d, k, m = int(rng.choice(dims)), int(rng.integers(4, 9)), int(rng.integers(1, 3))
-    equations = 8 + 52 * noise / LARGEST_NOISE
+    equations = 8 + MOST_EQUATIONS * noise / LARGEST_NOISE
     n = examples_for(equations, d, k, m, d, option == "bias")
     options: dict[str, Any] = {"heads": m}
     if option == "mask":

@@ -33,7 +33,7 @@ class Problem:
     options: Record = field(default_factory=dict)
 
 
-def attempt(problem: Problem, run: int, max_seconds: float) -> Record:
+def attempt(problem: Problem, run: int, max_seconds: float | None) -> Record:
     """Recover the layer of one problem, on one thread, and record how far the answer is off."""
     start = time.perf_counter()
     try:

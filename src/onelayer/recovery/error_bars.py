@@ -39,8 +39,10 @@ from onelayer.recovery.reduced import Fit
 from onelayer.recovery.sensitivity import Sensitivity, sensitivity
 
 CONFIDENCE = 0.95
-_DRAWS = 4
-_ENOUGH = 3.0  # equations per unknown, to judge by
+_DRAWS = 6
+# Equations per unknown to judge by; scores, and rows, per number that they have to determine.
+_ENOUGH, _ENOUGH_SCORES = 3.0, 8.0
+_FEWEST = 100  # examples
 _MARGIN = 2.0  # the smallest singular value is found up to a part of it, and from above
 _COMPARED = 4000  # output rows that are compared to find equal ones
 
@@ -159,12 +161,23 @@ def _copies(fit: Fit) -> float:
 
 
 def _thinned(fit: Fit, fitted: AnyProblem, rank: int | None, copies: float) -> Fit:
-    """The same heads on no more examples than it takes to judge how well they are determined."""
-    wanted = _ENOUGH * copies * fitted.unknowns(fit.heads, rank)
-    if wanted > 0.8 * fit.cut.equations:
+    """The same heads on no more examples than it takes to judge how well they are determined.
+
+    However many outputs there are, an example shows no more of a head than k (k - 1) differences of
+    scores, and k rows of features.
+    """
+    tokens, dim = fitted.tokens, fitted.dim
+    numbers = fitted.query_dim * dim if rank is None else rank * (2 * dim - rank) + dim
+    pairs = tokens * max(tokens - 1, 1) / (2 if fitted.causal else 1)
+    wanted = max(
+        _ENOUGH * fitted.unknowns(fit.heads, rank) * fitted.examples / fitted.equations,
+        _ENOUGH_SCORES * numbers / pairs,
+        _ENOUGH_SCORES * fit.heads * dim / tokens,
+        _FEWEST,
+    )
+    if copies * wanted > 0.8 * fit.cut.examples:
         return fit
-    share = wanted / fitted.equations
-    few = fitted.sample(max(1, int(share * fitted.examples)))
+    few = fitted.sample(max(1, int(copies * wanted)))
     return reduced.fit(few.cut(fit.heads), fit.stacked)
 
 

@@ -89,11 +89,11 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     task = task.within(fitted)
     _note_span(fitted, task, log)
     with arrays.calm_threads(_product_size(fitted, task.heads)):
-        half = held_out.examples // 2
+        half, enough = held_out.examples // 2, held_out.examples >= noise.FEWEST
         seen = held_out.take(np.arange(half)) if half else held_out
         search = _search(task, fitted, seen, log, rng)
         opinion = SecondOpinion(task.given, task.bias, task.causal, task.device)
-        search.doubt = opinion
+        search.doubt, search.judges = opinion, held_out
         if task.resumed is not None:
             begun = fitted.heads_of(task.resumed)
             search.begun = lowrank.nearest(begun, fitted.dim, task.rank)
@@ -108,7 +108,8 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
         reason = _reason(outcome, certificate, fitted, task, search.richer_error)
         if reason is Reason.LOCAL_MINIMUM and opinion.suspicious:
             reason = Reason.WRONG_MODEL
-        if reason is Reason.WRONG_MODEL and seen.examples < noise.FEWEST and not opinion.better:
+        certain = opinion.better or opinion.suspicious or enough
+        if reason is Reason.WRONG_MODEL and not certain:
             reason = Reason.TOO_FEW_EXAMPLES  # to tell noise from a wrong model
         if reason in (Reason.WRONG_MODEL, Reason.LOCAL_MINIMUM):
             opinion.look_at(search, outcome.state.fit)
@@ -265,7 +266,7 @@ def _held_out(task: Task) -> int:
     plenty = task.given.rows * out_dim > _PLENTY * unknowns
     if not plenty:
         return min(max(1, n // 20), _MOST_HELD_OUT)
-    # Half of them have to be enough to tell noise by.
+    # With few examples more of them, so that they are enough to tell noise by.
     return min(max(n // 5, min(n // 3, 2 * noise.FEWEST), 1), _MOST_HELD_OUT)
 
 

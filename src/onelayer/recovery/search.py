@@ -23,7 +23,7 @@ show the missing one, and it is put in that place (see `exchange.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -58,7 +58,7 @@ _JUDGED = 20_000  # examples that stay elsewhere: so many are brought here to te
 # end in sight is hopeless. Counted, not timed, so that results do not depend on the machine.
 _HOPELESS_SECONDS, _HOPELESS_PRODUCTS = 30.0, 3000
 _SECONDS_PER_OPERATION, _SECONDS_PER_CALL = 1 / 2e10, 3e-4
-_DISTRUSTED_RESTARTS = 4  # are enough where the examples look like those of another model
+_DISTRUSTED_RESTARTS = 2  # are enough where the examples look like those of another model
 _LARGE = 2e10  # floating point operations of a product with S, from which a problem is large
 _LOCATED = 3e-2  # heads are found in their span well enough when a step gains less than this
 _LOCATED_ROWS = 4.0  # for that so many rows per feature are enough
@@ -89,6 +89,7 @@ class Search:
     begun: Array | None = None  # heads to go on from, of a search that was ended before
     richer_error: float = np.inf  # least held-out error of a fit with more heads than asked for
     looked: bool = False  # whether a decision has rested on the held-out examples
+    judges: Problem | None = None  # held-out examples to tell noise by; as above by default
     doubt: Doubt | None = None  # asked once, about a first fit that explains too little
     patient: bool = False  # whether the search goes on however hopeless it is
     products: int = 0  # with S, so far
@@ -374,19 +375,21 @@ class Search:
         """Whether neither more heads nor the inputs explain what a fit leaves over."""
         self.looked = True
         enough_heads = reduced.held_out_error(fit, self.held_out) < 1.1 * self.richer_error
-        others = self.held_out.blocks(fit.heads)
-        return enough_heads and noise.is_noise(fit, self._judged(fit), others, self.rng)
+        return enough_heads and noise.is_noise(fit, *self._judged(fit), self.rng)
 
     def evidence(self, fit: Fit) -> list[noise.Evidence]:
         """How well features of the inputs predict what a fit leaves over."""
-        self.looked = True
-        return noise.evidence(fit, self._judged(fit), self.held_out.blocks(fit.heads), self.rng)
+        return noise.evidence(fit, *self._judged(fit), self.rng)
 
-    def _judged(self, fit: Fit) -> list[Block]:
-        """The examples of a fit whose residuals are looked at: all, or a sample brought here."""
+    def _judged(self, fit: Fit) -> tuple[list[Block], Sequence[Block]]:
+        """The examples whose residuals are looked at: those of a fit, and held-out ones.
+
+        Of examples that stay elsewhere a sample is brought here.
+        """
+        others = (self.judges or self.held_out).blocks(fit.heads)
         if isinstance(self.problem, Problem):
-            return [block for chunk in chunks.gathered(fit.cut.chunks) for block in chunk]
-        return list(self.problem.sample(_JUDGED).blocks(fit.heads))
+            return [block for chunk in chunks.gathered(fit.cut.chunks) for block in chunk], others
+        return list(self.problem.sample(_JUDGED).blocks(fit.heads)), others
 
     def same(self, first: Outcome, second: Outcome) -> bool:
         """Whether two outcomes are one minimum: equal losses, equal heads."""

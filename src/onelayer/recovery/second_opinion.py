@@ -60,11 +60,16 @@ class SecondOpinion:
         return any(one.kind in _ANOTHER_MODEL for one in self.suspicions)
 
     def explains(self, search: Search, fit: Fit) -> bool:
-        """Whether a model with a bias or a causal mask explains the examples better than a fit."""
+        """Whether a model with a bias or a causal mask explains the examples better than a fit.
+
+        Axes that are exchanged leave nothing to try.
+        """
         if search.noise_remains(fit):
             return False
         self.suspicions = self._suspicions()
-        if search.is_large(fit.heads) or any(one.kind == "axes" for one in self.suspicions):
+        if any(one.kind == "axes" for one in self.suspicions):
+            return True
+        if search.is_large(fit.heads):
             return False
         return any(
             self._tried(search, fit, bias, causal)
