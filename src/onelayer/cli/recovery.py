@@ -19,6 +19,7 @@ from onelayer import files, interchange
 from onelayer.cli.terminal import err, fail, out
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import display
+from onelayer.recovery.certificate import Certificate
 from onelayer.recovery.recover import Recovery, recover
 
 
@@ -87,6 +88,9 @@ def recover_command(
     bias: Annotated[bool, typer.Option("--bias", help="Find key and output biases too.")] = False,
     causal: Annotated[bool, typer.Option("--causal", help="The layer is causal.")] = False,
     tol: Annotated[float, typer.Option(help="Relative error to stop at.")] = 1e-12,
+    head_tol: Annotated[
+        float, typer.Option(help="Largest error bar of a head that counts as recovered.")
+    ] = 0.1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
     cluster: Annotated[
@@ -153,6 +157,7 @@ def recover_command(
                 causal=causal,
                 mask=arrays.get("mask"),
                 tol=tol,
+                head_tol=head_tol,
                 seed=seed,
                 device=device,
                 restarts=restarts,
@@ -239,18 +244,27 @@ def _report(found: Recovery) -> None:
     rows = [
         ("outcome", f"{'[green]' if found.converged else '[red]'}{found.reason}"),
         ("time", f"{found.seconds:.1f} s, {len(found.trace)} steps"),
+        (f"errors of heads, {sure}", _bars(proof)),
+        ("heads not determined", ", ".join(map(str, proof.undetermined_heads)) or "none"),
+        ("inputs vary along", f"{proof.input_rank} of {found.layer.dim} directions"),
         ("error on the examples", f"{found.relative_error:.1e} (relative)"),
         ("error on held-out examples", f"{proof.error:.1e} ({proof.examples} examples)"),
-        (f"mean squared error, {sure}", f"at most {proof.error_bound:.2g}"),
         (
             f"unseen examples, {sure}",
             f"error above {proof.worst:.1e} with chance {proof.exceed_probability:.2g} at the most",
         ),
-        ("smallest singular value", f"{proof.smallest_singular_value:.1e} of the largest"),
-        ("heads not determined", ", ".join(map(str, proof.undetermined_heads)) or "none"),
     ]
-    if found.reason.remedy:
+    if found.advice:
+        rows.append(("advice", escape(found.advice)))
+    elif found.reason.remedy:
         rows.append(("what to try", found.reason.remedy))
     for row in rows:
         table.add_row(*row)
     out.print(table)
+
+
+def _bars(proof: Certificate) -> str:
+    """The largest error bars of a head, in words."""
+    largest = proof.attention_error.max(), proof.projection_error.max()
+    attention, projection = (f"{bar:.1e}" if np.isfinite(bar) else "unknown" for bar in largest)
+    return f"attention at most {attention}, projection at most {projection} (relative)"
