@@ -8,8 +8,7 @@ right answers). The others say by how much it changes when
 - the targets have an offset of 10³ or 10⁶ of their standard deviations;
 - all columns of the tokens are 10⁻⁶ or 10⁶ times as large, or each by its own factor between;
 - the columns have means of up to 10⁶ of their standard deviations;
-- a column is added that is constant, of size 1 or 10⁶. Other heads are then drawn: with the same
-  heads nothing would change.
+- a column is added that is constant, of size 1 or 10⁶.
 
 The last column is the largest change of all.
 
