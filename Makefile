@@ -36,6 +36,7 @@ bench: .venv/dev   ## time recovery and learning curves beside their peers; succ
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/samples.py
 	$(BIN)/python benchmarks/learning_curves.py
+	$(BIN)/python benchmarks/raw_data.py
 	$(BIN)/python benchmarks/sculpt.py
 	$(BIN)/python benchmarks/scale.py disk
 	$(BIN)/python benchmarks/scale.py cluster

@@ -64,8 +64,8 @@ def main():
 
 def models():
     """A name, what the model sees, the estimator of the slant and the one of the digit."""
-    raw = {"fit_intercept": False, "standardize": False}  # tokens are centred and scaled already
-    options = {"heads": 1000, "alpha": "loo", "random_state": 0, **raw}
+    paper = {"fit_intercept": False, "standardize": False}  # tokens are centred and scaled above
+    options = {"heads": 1000, "alpha": "loo", "random_state": 0, **paper}
     for name, view, more in [
         ("attention, no places", "patches", {}),
         ("attention, one-hot positions", "patches", {"positions": "onehot"}),
@@ -74,7 +74,7 @@ def models():
     ]:
         regressor = ol.RandomFeatureAttention(**options, **more)
         yield name, view, regressor, ol.RandomFeatureAttentionClassifier(**options, **more)
-    kernel = {"alpha": "loo", **raw}
+    kernel = {"alpha": "loo", **paper}
     regressor = ol.AttentionKernelRidge(**kernel)
     yield "attention, kernel", "tokens", regressor, KernelClassifier(**kernel)
     penalty = {"alpha": np.logspace(-3, 3, 13)}

@@ -359,3 +359,12 @@ def test_peers_arrive_and_give_up(benchmark_module, stepper):
     seconds = benchmark_module.descend(X, layer(X), layer, steps, 0, 10.0)
     assert 0 < seconds < 10
     assert benchmark_module.descend(X, layer(X), layer, steps, 0, 1e-9) == np.inf
+
+
+def test_offsets_and_scales_are_shown_not_to_matter():
+    (header, *rows), _ = table("raw_data.py", "--examples", "30", "--heads", "4")
+    assert header[:4] == ["estimator", "examples", "as it is", "y + 10³"]
+    assert {row[0] for row in rows} > {"attention", "network", "kernel", "classifier", "RidgeCV"}
+    assert [row[1] for row in rows[:3]] == ["memory", "function", "file"]
+    for row in rows:
+        assert all(float(cell) < 1e-3 for cell in row[3:] if cell)

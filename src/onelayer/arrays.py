@@ -393,7 +393,7 @@ def add_gram(total: Array, rows: Array) -> Array:
 
 def less_outer(matrix: Array, column: Array, row: Array) -> Array:
     """matrix - column rowᵀ, in the matrix's memory."""
-    if array_api_compat.is_numpy_array(matrix):
+    if array_api_compat.is_numpy_array(matrix) and matrix.size > 0:  # BLAS takes none that is empty
         (ger,) = get_blas_funcs(("ger",), (matrix,))
         return ger(-1.0, row, column, a=matrix.T, overwrite_a=1).T
     matrix -= column[:, None] * row[None, :]

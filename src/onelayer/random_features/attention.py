@@ -96,17 +96,20 @@ def draw(
     depth: int,
     rng: np.random.Generator,
     query: str = "first",
+    varying: np.ndarray[Any, Any] | None = None,
 ) -> AttentionMap:
     """Draw the heads; more heads of the same generator begin with the same ones (at depth 1).
 
     `bias` is W_0: a number times the identity on the coordinates of the token, or a full matrix;
-    `query` is one of `queries.KINDS`.
+    `query` is one of `queries.KINDS`. What is random is drawn for the coordinates that may be other
+    than zero: those of `varying` (dim,), all for None, and what positions add. The others have none
+    of it, so that the heads are as if they were not there.
     """
     streams = rng.spawn(depth)
-    dim = positions.encoded_dim
-    layers = [_draw_heads(heads, bias, positions, stream) for stream in streams]
+    used = positions.used(varying)
+    layers = [_draw_heads(heads, bias, positions, used, stream) for stream in streams]
     hidden = [
-        Hidden(matrices, stream.standard_normal((matrices.shape[1], dim)))
+        Hidden(matrices, spread_out(stream, np.tile(used, heads), used[:-1]))
         for matrices, stream in zip(layers[1:], streams[1:], strict=True)
     ]
     return AttentionMap(layers[0], positions, tuple(hidden), query)
@@ -128,11 +131,29 @@ def bias_matrix(bias: Array | float, positions: Positions) -> np.ndarray[Any, An
     return matrix
 
 
+def spread_out(rng: np.random.Generator, *used: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Standard normal numbers where all the axes are used, and zeros elsewhere.
+
+    >>> spread_out(np.random.default_rng(0), np.ones(1, bool), np.array([False, True])).round(2)
+    array([[0.  , 0.13]])
+    """
+    drawn = rng.standard_normal(tuple(int(axis.sum()) for axis in used))
+    if all(axis.all() for axis in used):
+        return drawn
+    found = np.zeros(tuple(axis.size for axis in used))
+    found[np.ix_(*used)] = drawn
+    return found
+
+
 def _draw_heads(
-    heads: int, bias: Array | float, positions: Positions, rng: np.random.Generator
+    heads: int,
+    bias: Array | float,
+    positions: Positions,
+    used: np.ndarray[Any, Any],
+    rng: np.random.Generator,
 ) -> np.ndarray[Any, Any]:
     centre = bias_matrix(bias, positions)
-    noise = rng.standard_normal((heads, *centre.shape)) / 2
+    noise = spread_out(rng, np.ones(heads, bool), used, used) / 2
     stacked: np.ndarray[Any, Any] = attention.stack(centre + noise)
     return stacked
 

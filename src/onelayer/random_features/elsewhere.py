@@ -100,7 +100,8 @@ class Given:
     def form(self) -> Sets:
         """An example of zeros, by which the form and kind of all are known."""
         X = validation.in_numpy(self.samples[0]) if self.reader.to_numpy else self.samples[0]
-        return Sets(arrays.namespace(X).zeros_like(X), None, int(X.shape[2]), int(X.shape[1]))
+        zeros, (_, tokens, dim) = arrays.namespace(X).zeros_like(X), map(int, X.shape)
+        return Sets(zeros, None, dim, tokens, self.reader.standard)
 
     @property
     def flat(self) -> bool:

@@ -53,7 +53,8 @@ def _draw_attention(estimator: Any, sets: Sets) -> attention.AttentionMap:
     rng = validation.generator(estimator.random_state)
     seed = int(rng.integers(2**63))
     encoding = Positions(estimator.positions, sets.dim, sets.longest, seed)
-    drawn = attention.draw(heads, bias, encoding, depth, rng, queries.checked(estimator.query))
+    query = queries.checked(estimator.query)
+    drawn = attention.draw(heads, bias, encoding, depth, rng, query, sets.varying)
     return drawn.like(sets.sample)
 
 
@@ -149,7 +150,8 @@ class RandomFeatureAttention(Regressor, _AttentionRidge):
     standardize : bool
         Whether to centre and scale every coordinate of the tokens, by its mean and standard
         deviation over all tokens of the fit (with their sample weights) and so that tokens have
-        about unit norm, which suits the scale of W_m. Coordinates that do not vary are ignored.
+        about unit norm, which suits the scale of W_m. Coordinates that do not vary are ignored, and
+        heads are drawn as if they were not there.
     random_state : None, int, numpy Generator or RandomState
         What the heads are drawn from.
     depth : int
@@ -238,7 +240,8 @@ class RandomFeatureMLP(Regressor):
     def _draw(self, sets: Sets) -> Model:
         features = checks.positive_int(self.features, "features")
         rng = validation.generator(self.random_state)
-        return FeatureModel(mlp.draw(features, sets.longest, sets.dim, rng).like(sets.sample))
+        drawn = mlp.draw(features, sets.longest, sets.dim, rng, sets.varying)
+        return FeatureModel(drawn.like(sets.sample))
 
 
 class AttentionKernelRidge(Regressor):

@@ -87,8 +87,6 @@ class Reflection:
 
     def reduced(self, kernel: Array) -> Array:
         """The lower triangle of Qᵀ K Q, (n - 1, n - 1)."""
-        if kernel.shape[0] == 1:
-            return kernel[1:, 1:]
         length = float(self.ones @ self.ones) ** 0.5
         image = self.factor * (self.image / length + kernel[:, 0])  # β K v
         shift = image - (self.factor / 2 * float(image @ self.vector)) * self.vector

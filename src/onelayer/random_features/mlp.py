@@ -9,11 +9,13 @@ preactivation has variance 1. Sets shorter than the longest at fit are filled up
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from onelayer import arrays
 from onelayer.arrays import Array
+from onelayer.random_features.attention import spread_out
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,20 @@ class MLPMap:
         return arrays.relu(prepared @ self.weights[:, part])
 
 
-def draw(features: int, tokens: int, dim: int, rng: np.random.Generator) -> MLPMap:
-    """Draw the neurons; more neurons of the same generator begin with the same ones."""
-    weights = rng.standard_normal((features, tokens * dim + 1)) / np.sqrt(tokens + 1)
+def draw(
+    features: int,
+    tokens: int,
+    dim: int,
+    rng: np.random.Generator,
+    varying: np.ndarray[Any, Any] | None = None,
+) -> MLPMap:
+    """Draw the neurons; more neurons of the same generator begin with the same ones.
+
+    Weights are drawn for the coordinates of a token that are `varying` (dim,), all for None.
+    """
+    varying = np.ones(dim, bool) if varying is None else varying
+    used = np.append(np.tile(varying, tokens), True)
+    weights = spread_out(rng, np.ones(features, bool), used) / np.sqrt(tokens + 1)
     return MLPMap(np.ascontiguousarray(weights.T), tokens)
 
 

@@ -46,6 +46,16 @@ class Positions:
         """The dimension of an encoded token."""
         return self.dim + (self.longest if self.kind == "onehot" else 0)
 
+    def used(self, varying: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+        """Which coordinates of an encoded token, and of the 1 after it, may be other than zero.
+
+        `varying` (dim,) says it of the tokens themselves; None stands for all.
+        """
+        used = np.ones(self.encoded_dim + 1, bool)
+        if varying is not None and self.kind in (None, "onehot"):
+            used[: self.dim] = varying
+        return used
+
     def __call__(self, tokens: Array) -> Array:
         """Tokens (n, T, d) with their positions in them, (n, T, encoded_dim)."""
         if self.kind is None:

@@ -256,7 +256,8 @@ class _Sums:
     def __add__(self, other: _Sums) -> _Sums:
         xp = arrays.namespace(self.gram)
         largest = xp.maximum(self.largest, other.largest)
-        sums = _Sums(self.gram + other.gram, self.moments + other.moments, largest, None)
+        centre = self.centre or other.centre
+        sums = _Sums(self.gram + other.gram, self.moments + other.moments, largest, centre)
         if self.centre is None or other.centre is None:
             return sums
         return sums.about(*self.centre.merged(other.centre))

@@ -50,6 +50,11 @@ class Sets:
         """As of an array (n, tokens, dim)."""
         return len(self), self.longest, self.dim
 
+    @property
+    def varying(self) -> np.ndarray[Any, Any]:
+        """Which coordinates of a token may be other than zero, (dim,)."""
+        return np.ones(self.dim, bool) if self.standard is None else self.standard.factor > 0
+
     def __getitem__(self, part: slice | tuple[slice, Any]) -> Sets:
         """Some of the examples: `sets[part]`, or `sets[part, ...]` as of any array in a chunk."""
         rows = part[0] if isinstance(part, tuple) else part
