@@ -143,7 +143,7 @@ def random_case(
 ):
     """A case with random everything; outputs are noise, so that residuals are large."""
     rng = np.random.default_rng(seed)
-    return Case(
+    case = Case(
         X=rng.standard_normal((n, tokens, dim)) @ rng.standard_normal((dim, dim)),
         Y=3.0 * rng.standard_normal((n, tokens, out_dim)),
         attention=rng.standard_normal((heads, dim, dim)),
@@ -151,6 +151,15 @@ def random_case(
         mask=random_mask(rng, n, tokens) if masked else None,
         causal=causal,
     )
+    return replace(case, X=evened(case.X, case.mask))
+
+
+def evened(X, mask=None):
+    """Tokens brought to unit second moments along the directions that they have."""
+    rows = X.reshape(-1, X.shape[2]) if mask is None else X[mask]
+    values, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
+    values = np.where(values > 1e-12 * values[-1], values, values[-1])
+    return X @ (vectors / np.sqrt(values)) @ vectors.T
 
 
 @st.composite

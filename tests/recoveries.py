@@ -129,7 +129,7 @@ ON_CLUSTER = {
     "one noisy head": Job(60, 2, SMALL, noise=1e-3, seed=3, options={"restarts": 0}),
 }
 # All steps are on all examples, which are too few to begin with a part of them.
-FEW_STEPS = Job(14, 2, SMALL, noise=0.1, options={"restarts": 0, "max_steps": 3})
+FEW_STEPS = Job(14, 2, SMALL, noise=0.1, options={"restarts": 0, "max_steps": 4})
 
 
 @cache
@@ -157,7 +157,8 @@ def assert_same(found, expected):
     assert found.relative_error == pytest.approx(expected.relative_error, abs=1e-10)
     assert found.certificate.error == pytest.approx(expected.certificate.error, abs=1e-10)
     assert found.certificate.examples == expected.certificate.examples
-    assert found.trace[0].examples == expected.trace[0].examples
+    firsts = ([row.examples for row in one.trace[:3]] for one in (found, expected))
+    assert next(firsts) == next(firsts)
 
 
 def bits(layer):

@@ -11,7 +11,7 @@ from cases import solved_case
 
 from onelayer import AttentionLayer, inputs, interchange, recover
 from onelayer.arrays import to_numpy
-from onelayer.recovery import checkpoint
+from onelayer.recovery import checkpoint, problem, reduced
 from onelayer.recovery.reasons import Reason
 
 
@@ -102,10 +102,10 @@ def test_a_full_disk_is_no_reason_to_give_up(path, monkeypatch):
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_way_back_to_whitened_coordinates(xp_array, bias):
     layer, X, Y = examples(bias=bias)
-    X, Y = X * [1.0, 2.0, 0.5, 3.0], Y
-    posed = solved_case(layer, X).problem(xp_array)
-    fit = solved_case(layer, X).fit(xp_array)
-    back = checkpoint.heads_in(posed, posed.layer(fit.stacked, fit.weights))
+    X = X * [1.0, 2.0, 0.5, 3.0]
+    posed = problem.pose(xp_array(X), xp_array(Y), None, False, bias)
+    fit = reduced.fit(posed.cut(2), posed.heads_of(layer))
+    back = posed.heads_of(posed.layer(fit.stacked, fit.weights))
     np.testing.assert_allclose(to_numpy(back), to_numpy(fit.stacked), atol=1e-12)
 
 
@@ -120,9 +120,9 @@ def test_a_search_goes_on_from_its_checkpoint(path, options):
     found = recover(X, Y, method="refine", checkpoint=path, resume=True, **options)
     assert found.reason is Reason.EXACT
     assert found.layer.distance(layer).attention.max() < 1e-9
-    assert found.trace[0].stage.startswith("resumed")
+    assert found.trace[1].stage.startswith("resumed")
     plain = recover(X, Y, method="refine", **options)
-    assert found.trace[0].error < 0.9 * plain.trace[0].error
+    assert found.trace[1].error < 0.9 * plain.trace[1].error
 
 
 def test_a_finished_search_is_finished_again_at_once(path):
@@ -131,7 +131,7 @@ def test_a_finished_search_is_finished_again_at_once(path):
     again = recover(X, Y, heads=2, method="refine", checkpoint=path, resume=True)
     assert again.converged
     assert len(again.trace) < len(first.trace)
-    assert again.trace[0].error < 1e-11
+    assert again.trace[1].error < 1e-11
 
 
 def test_a_search_goes_on_with_more_examples(path):
@@ -139,8 +139,8 @@ def test_a_search_goes_on_with_more_examples(path):
     recover(X, Y, heads=2, checkpoint=path)
     X = inputs.gaussian(600, 5, 4, seed=9)
     found = recover(X, layer(X), heads=2, checkpoint=path, resume=True)
-    assert found.trace[1].stage.startswith("resumed")
-    assert found.trace[1].error < 1e-9
+    assert found.trace[2].stage.startswith("resumed")
+    assert found.trace[2].error < 1e-9
 
 
 def test_automatic_methods_keep_checkpoints_too(path):
@@ -169,7 +169,7 @@ import sys
 import time
 import numpy as np
 import onelayer as ol
-from onelayer.recovery import checkpoint
+from onelayer.recovery import checkpoint, problem, reduced
 checkpoint._EVERY = 0.0
 layer = ol.AttentionLayer.random(heads=4, dim=16, scale=2.0, seed=0)
 X = ol.inputs.boolean(3000, 4, 16, seed=1)
@@ -197,7 +197,7 @@ def test_a_killed_run_leaves_a_whole_file_and_resumes(path):
     X = inputs.boolean(3000, 4, 16, seed=1)
     found = recover(X, layer(X), heads=4, method="refine", checkpoint=path, resume=True)
     assert found.reason is Reason.EXACT
-    assert found.trace[0].stage.startswith("resumed")
+    assert found.trace[1].stage.startswith("resumed")
 
 
 # Refusals

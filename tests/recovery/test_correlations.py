@@ -170,7 +170,7 @@ def test_the_heads_of_a_layer_are_in_the_span(bias, where):
     posed = problem.pose(X, layer(X), None, False, bias)
     span = correlations.span(posed.cut(3), 3, np.random.default_rng(0))
     assert (np.diff(span.strengths) <= 0).all()
-    heads = correlations._flat(attention.stack(layer.attention, layer.key_bias), 12)
+    heads = correlations._flat(posed.heads_of(layer), 12)
     inside = np.linalg.norm(heads @ span.directions.T, axis=1) / np.linalg.norm(heads, axis=1)
     assert inside.min() > 0.9
     blind = np.linalg.qr(np.random.default_rng(3).standard_normal((heads.shape[1], 3)))[0]
@@ -201,10 +201,10 @@ def test_large_problems_begin_where_correlations_say(xp_array, options):
     assert found.reason is Reason.EXACT
     assert found.layer.distance(layer).attention.max() < 1e-9
     stages = [row.stage for row in found.trace]
-    assert stages[:3] == ["plan", "correlations", "within the span"]
-    assert found.trace[1].note.startswith("singular values 1.00, ")
+    assert stages[:4] == ["span of the inputs", "plan", "correlations", "within the span"]
+    assert found.trace[2].note.startswith("singular values 1.00, ")
     last = [row.error for row in found.trace if row.stage == "within the span"][-1]
-    assert last < 0.9 * found.trace[2].error
+    assert last < 0.9 * found.trace[3].error
     assert "start, few examples" in stages
 
 

@@ -275,7 +275,7 @@ def test_a_listener_hears_of_every_row(request, kind):
     X, Y = (PLACES[kind](array, 60, request) for array in (job.X, job.Y))
     found = recover(X, Y, **job.options, progress=heard.append)
     assert heard == found.trace
-    assert heard[0].stage == "start, few examples"
+    assert [row.stage for row in heard[:2]] == ["span of the inputs", "start, few examples"]
     assert heard[-1].examples == 128
 
 

@@ -47,12 +47,12 @@ def ran(state, max_steps=100, max_seconds=None):
 
 
 def root(state):
-    return np.linalg.inv(to_numpy(state.examples.whitening))
+    return np.linalg.pinv(to_numpy(state.examples.whitening))
 
 
 def true_heads(layer, state):
     """The attention matrices as vectors, in the coordinates of the phases."""
-    return (root(state) @ layer.attention @ root(state)).reshape(layer.heads, -1)
+    return (root(state) @ layer.attention @ root(state).T).reshape(layer.heads, -1)
 
 
 def sum_error(layer, state):
@@ -451,14 +451,28 @@ def test_far_too_few_examples_agree_on_too_little(n):
 
 def test_tokens_that_leave_a_direction_out_have_no_large_margins_along_it():
     layer = random_layer()
-    X = inputs.gaussian(500, 3, 8)
-    X[..., 7] = 0.0
+    X = inputs.gaussian(4000, 3, 8)
+    X[:2000, :, 7] = 0.0
+    X[2000:] *= 0.02  # of these no margin is large
     state = begin(layer, X)
     state = replace(state, sculpture=sculpture_around(exact_space(layer, state)))
     state, measured = phases.refined_sum(state)
     assert state.refusal is Reason.NO_LARGE_MARGINS
     assert measured.error == math.inf
     assert "sculpture" in reached(state)
+
+
+def test_a_direction_that_no_token_has_is_not_looked_along():
+    layer = random_layer()
+    X = inputs.gaussian(500, 3, 8)
+    X[..., 7] = 0.0
+    state = begin(layer, X)
+    assert state.examples.dim == 7
+    state = replace(state, sculpture=sculpture_around(exact_space(layer, state)))
+    state, measured = phases.refined_sum(state)
+    assert state.refusal is None
+    assert measured.error < math.inf
+    assert state.sum.projection_sum.shape == (7, 8)
 
 
 @pytest.mark.parametrize("max_steps", [1, 2])

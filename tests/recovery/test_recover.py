@@ -172,9 +172,10 @@ def test_integers_and_booleans_are_taken_as_numbers(dtype):
 
 
 def test_integer_outputs_are_taken_as_numbers():
-    X = inputs.boolean(100, 1, 3)
-    found = recover(X, (2 * X).astype(int), heads=1)
-    np.testing.assert_allclose(found.layer.projection[0], 2 * np.eye(3), atol=1e-9)
+    X = inputs.boolean(100, 3, 3)
+    layer = AttentionLayer(np.zeros((1, 3, 3)), 6 * np.eye(3)[None])  # the sum of the tokens
+    found = recover(X, np.round(layer(X)).astype(int), heads=1)
+    np.testing.assert_allclose(found.layer.projection[0], 6 * np.eye(3), atol=1e-9)
 
 
 def test_lists_are_taken_as_arrays():
@@ -295,8 +296,10 @@ def test_noisy_outputs_are_explained_down_to_the_noise(noise, n, bias):
     found = recover(X, Y, heads=2, bias=bias)
     assert found.reason is Reason.NOISE_FLOOR
     assert found.converged
-    relative = noise / np.sqrt(np.mean(Y**2))
+    outputs = Y - Y.mean(axis=(0, 1)) if bias else Y
+    relative = noise / np.sqrt(np.mean(outputs**2))
     assert found.relative_error == pytest.approx(relative, rel=0.2)
+    assert found.certificate.noise == pytest.approx(relative, rel=0.2)
     assert found.certificate.error == pytest.approx(relative, rel=0.3)
     assert head_error(found, layer) < 0.5 * relative
 
@@ -380,6 +383,9 @@ def test_outputs_that_are_all_zero_say_nothing(xp_array):
     assert abs(to_numpy(found.layer(X))).max() == 0
 
 
+# Inputs on a span of fewer dimensions
+
+
 def degenerate_inputs(kind):
     _, X, _ = examples()
     if kind == "zero":
@@ -397,13 +403,30 @@ def degenerate_inputs(kind):
     return X
 
 
-@pytest.mark.parametrize("kind", ["zero", "constant", "copy", "centred", "equal tokens", "one-hot"])
-def test_inputs_that_leave_directions_out_explain_but_do_not_determine(kind):
-    layer = AttentionLayer.random(heads=2, dim=4)
+@pytest.mark.parametrize(
+    ("kind", "rank"), [("zero", 3), ("constant", 3), ("copy", 3), ("centred", 3), ("one-hot", 3)]
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_layers_are_recovered_on_the_span_of_the_inputs(kind, rank, bias):
+    layer = AttentionLayer.random(heads=2, dim=4, bias=bias)
     X = degenerate_inputs(kind)
+    found = recover(X, layer(X), heads=2, bias=bias)
+    assert found.reason is Reason.EXACT
+    match = found.layer.distance(layer, inputs=X)
+    assert max(match.attention.max(), match.projection.max(), match.output_bias) < 1e-8
+    assert found.certificate.input_rank == rank
+    assert found.certificate.nested_error.shape == (rank,)
+    assert f"vary along {rank} of 4 directions" in found.advice
+    assert found.trace[1].note.startswith(f"inputs vary along {rank} of 4 directions")
+
+
+def test_equal_tokens_explain_but_do_not_determine():
+    layer = AttentionLayer.random(heads=2, dim=4)
+    X = degenerate_inputs("equal tokens")
     found = recover(X, layer(X), heads=2, restarts=1)
     assert_refuted(found, Reason.HEADS_NOT_DETERMINED)
     assert found.certificate.undetermined_heads == [0, 1]
+    assert found.certificate.input_rank == 4
     assert found.relative_error < 1e-9
 
 
@@ -448,13 +471,14 @@ def test_fewer_heads_than_there_are_do_not_explain(heads):
 def test_the_wrong_kind_of_layer_does_not_explain(options):
     _, X, Y = examples()
     found = recover(X, Y, heads=2, restarts=2, **options)
-    assert_refuted(found, Reason.LOCAL_MINIMUM, Reason.TOO_FEW_HEADS)
+    assert_refuted(found, Reason.LOCAL_MINIMUM, Reason.TOO_FEW_HEADS, Reason.WRONG_MODEL)
 
 
 def test_biases_that_were_not_asked_for_are_missed():
     _, X, Y = examples(bias=True)
     found = recover(X, Y, heads=2, restarts=2)
-    assert_refuted(found, Reason.LOCAL_MINIMUM, Reason.TOO_FEW_HEADS)
+    assert_refuted(found, Reason.WRONG_MODEL)
+    assert "pass bias=True" in found.advice
     assert found.layer.key_bias is None
     assert found.layer.output_bias is None
 
@@ -502,9 +526,11 @@ def test_the_trace_has_one_row_a_step(heads):
     found = recover(X, Y, heads=heads, restarts=2, method="refine")
     rows = found.trace
     assert [row.step for row in rows] == list(range(len(rows)))
+    assert rows[0].stage == "span of the inputs"
     seconds = [row.seconds for row in rows]
     assert seconds == sorted(seconds)
     assert 0 <= seconds[-1] <= found.seconds
+    rows = rows[1:]
     assert all(row.error >= 0 for row in rows)
     assert all(row.heads >= 1 and 1 <= row.examples < 120 for row in rows)
     assert all(row.damping > 0 and row.products >= 0 for row in rows)
@@ -530,7 +556,7 @@ def test_the_relative_error_is_that_of_the_layer():
 def test_held_out_examples_are_not_fitted():
     _, X, Y = examples(n=100)
     found = recover(X, Y, heads=2, method="refine")
-    fitted = max(row.examples for row in found.trace)
+    fitted = max(row.examples for row in found.trace[1:])
     assert found.certificate.examples + fitted == 100
     assert found.certificate.examples >= 1
 

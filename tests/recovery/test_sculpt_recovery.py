@@ -1,5 +1,7 @@
 """recover(method="sculpt"), and what method="auto" makes of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -269,7 +271,7 @@ REFINE = methods.refine
 def stuck(task, log, rng):
     """Gauss-Newton steps that end in a local minimum."""
     answer = REFINE(task, log, rng)
-    return methods.Answer(answer.layer, Reason.LOCAL_MINIMUM, answer.error, answer.certificate)
+    return replace(answer, reason=Reason.LOCAL_MINIMUM)
 
 
 def test_a_local_minimum_is_escaped_by_sculpting(good, monkeypatch):
