@@ -21,7 +21,7 @@ def split(examples: Chunk, held_out: int, rng: np.random.Generator) -> tuple[Pos
     """Positions of examples to fit and of about so many to hold out, both in random order.
 
     Examples with the same inputs are on the same side; of those with the same outputs as well only
-    the first is taken.
+    the first is taken. If all inputs are the same there is nothing else to hold out.
     """
     X, Y, mask = examples.arrays
     inputs = _groups(X, mask)
@@ -30,8 +30,9 @@ def split(examples: Chunk, held_out: int, rng: np.random.Generator) -> tuple[Pos
     order = rng.permutation(int(inputs.max()) + 1)
     sizes = np.bincount(inputs)[order]
     chosen = np.cumsum(sizes) <= max(held_out, int(sizes[0]))
-    if chosen.all():  # at least one is left to fit, if there are two to tell apart
-        chosen[-1] = len(chosen) == 1
+    if len(order) == 1:
+        return kept, kept
+    chosen[-1] = False  # at least one is left to fit
     place = np.argsort(order)[inputs]
     in_order = np.argsort(place, kind="stable")
     out = chosen[place[in_order]]

@@ -205,8 +205,9 @@ def _certified(
 def _note_span(fitted: AnyProblem, task: Task, log: Log) -> None:
     """A row of the trace for the directions that the inputs have."""
     given, inputs = task.given.shape[2], fitted.span
-    spread = f", spread {inputs.deviations[0]:.2g} to {inputs.deviations[-1]:.2g}"
-    note = f"inputs vary along {inputs.rank} of {given} directions{spread if inputs.rank else ''}"
+    note = f"inputs vary along {inputs.rank} of {given} directions"
+    if inputs.rank:
+        note += f", spread {inputs.deviations[0]:.2g} to {inputs.deviations[-1]:.2g}"
     heads = 0 if task.heads == "auto" else task.heads
     log.measured("span of the inputs", heads, Measured(task.given.shape[0], 1.0, note))
 

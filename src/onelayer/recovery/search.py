@@ -67,9 +67,9 @@ _ELIMINATION = 1e-10  # and so is one this good: the regression loses that where
 
 
 class Doubt(Protocol):
-    """Whether another model explains the examples, and whether there are signs of one."""
+    """A second opinion on an outcome: a better one, or that another model explains the examples."""
 
-    def explains(self, search: Search, fit: Fit) -> bool: ...
+    def improved(self, search: Search, outcome: Outcome) -> Outcome: ...
     @property
     def suspicious(self) -> bool: ...
 
@@ -321,8 +321,9 @@ class Search:
         """
         heads, restarts = best.state.fit.heads, self.restarts
         if self.doubt is not None and not best.solved and not self.log.spent:
-            if self.doubt.explains(self, best.state.fit):
-                return replace(best, misfit=True)
+            best = self.doubt.improved(self, best)
+            if best.misfit:
+                return best
             restarts = min(restarts, _DISTRUSTED_RESTARTS) if self.doubt.suspicious else restarts
         grown = refused = False
         for attempt in range(1, restarts + 1):

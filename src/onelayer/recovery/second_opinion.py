@@ -1,13 +1,14 @@
 """What else the examples may come from, asked where a fit explains too little of them.
 
 Cheap checks of the raw examples raise suspicions (see `diagnosis.py`). Whether a bias or a causal
-mask was forgotten is then tried out: the same search with it, on few examples. A model that leaves
-over clearly less on held-out examples ends the search, since the one that was asked for is wrong.
+mask was forgotten is then tried out: the same search with it, on few examples. If that leaves over
+clearly less on held-out examples, its heads are tried without it: either they do as well, and the
+first search was only stuck, or the model that was asked for is wrong.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from onelayer import arrays
 from onelayer.recovery import diagnosis, problem, reduced, refine
 from onelayer.recovery.diagnosis import Suspicion
 from onelayer.recovery.door import Given
+from onelayer.recovery.endings import Outcome
 from onelayer.recovery.problem import Problem
 from onelayer.recovery.reduced import Fit
 from onelayer.recovery.search import Search
@@ -36,7 +38,9 @@ _CHECKED = 2000  # examples that suspicions rest on
 _EQUATIONS = 8.0  # per unknown, of a trial
 _HELD_OUT = 0.15  # share of its examples
 _STARTS = 2
-_CLEARLY = 0.6  # a model that leaves this share of the error, or less, is the better one
+# A model that leaves this share of the error, or less, is the better one, if it leaves less than
+# this relative error.
+_CLEARLY, _EXPLAINED = 0.6, 0.35
 # Trials with fewer held-out examples or equations per unknown, or with so many times the error on
 # held-out examples (if they are not exact), prove nothing.
 _FEWEST, _FEWEST_EQUATIONS, _OVERFITTED, _EXACT = 8, 2.0, 3.0, 1e-6
@@ -59,25 +63,26 @@ class SecondOpinion:
         """Whether the examples look like those of another model than was asked for."""
         return any(one.kind in _ANOTHER_MODEL for one in self.suspicions)
 
-    def explains(self, search: Search, fit: Fit) -> bool:
-        """Whether a model with a bias or a causal mask explains the examples better than a fit.
+    def improved(self, search: Search, outcome: Outcome) -> Outcome:
+        """The outcome, a better one of the same model, or that it is a misfit.
 
         Axes that are exchanged leave nothing to try.
         """
+        fit = outcome.state.fit
         if search.noise_remains(fit):
-            return False
+            return outcome
         self.suspicions = self._suspicions()
         if any(one.kind == "axes" for one in self.suspicions):
-            return True
+            return replace(outcome, misfit=True)
         if search.is_large(fit.heads):
-            return False
-        return any(
-            self._tried(search, fit, bias, causal)
-            for bias, causal in ((True, False), (False, True), (True, True))
-            if (bias, causal) != (self.bias, self.causal)
-            and bias >= self.bias
-            and causal >= self.causal
-        )
+            return outcome
+        for bias, causal in ((True, False), (False, True), (True, True)):
+            more = (bias, causal) != (self.bias, self.causal)
+            if more and bias >= self.bias and causal >= self.causal:
+                found = self._tried(search, outcome, bias, causal)
+                if found is not outcome:
+                    return found
+        return outcome
 
     def look_at(self, search: Search, fit: Fit) -> None:
         """Say what predicts most of what the last fit leaves over, if anything does."""
@@ -101,33 +106,50 @@ class SecondOpinion:
         n = len(self.given.source)
         return self.given.source.rows(np.unique(np.linspace(0, n - 1, count).astype(int)))
 
-    def _tried(self, search: Search, fit: Fit, bias: bool, causal: bool) -> bool:
-        """Whether this model is clearly better."""
-        named = [f"{name}=True" for name, on in (("bias", bias), ("causal", causal)) if on]
-        name = " and ".join(named)
-        fitted, held_out = self._posed(search, fit.heads, bias, causal)
+    def _tried(self, search: Search, outcome: Outcome, bias: bool, causal: bool) -> Outcome:
+        """What comes of a trial with these options; the outcome itself if it is no better."""
+        heads = outcome.state.fit.heads
+        name = " and ".join(
+            f"{option}=True" for option, on in (("bias", bias), ("causal", causal)) if on
+        )
+        fitted, held_out = self._posed(search, heads, bias, causal)
         trial = Search(
             fitted, held_out, search.rank, search.tol, search.rounding, 0, search.rng, search.log
         )
-        if (
-            held_out.examples < _FEWEST
-            or trial.equations_per_unknown(fit.heads) < _FEWEST_EQUATIONS
-        ):
-            return False
-        before = reduced.held_out_error(fit, search.held_out)
+        if held_out.examples < _FEWEST or trial.equations_per_unknown(heads) < _FEWEST_EQUATIONS:
+            return outcome
+        before = reduced.held_out_error(outcome.state.fit, search.held_out)
         for _ in range(_STARTS):
             gait = refine.BRISK
-            found = trial.run(f"trial with {name}", trial.start(fit.heads, gait), fit.heads, gait)
+            found = trial.run(f"trial with {name}", trial.start(heads, gait), heads, gait)
             left = reduced.held_out_error(found.state.fit, held_out)
             after = left * fitted.output_scale / search.problem.output_scale
             trusted = left < _OVERFITTED * max(found.state.fit.error, _EXACT)
-            if trusted and after < _CLEARLY * before:
-                self.better = (
-                    f"With {name} a fit leaves a relative error of {after:.1e} on held-out "
-                    f"examples, without it {before:.1e}: pass {name}."
-                )
-                return True
-        return False
+            if trusted and after < min(_CLEARLY * before, _EXPLAINED):
+                return self._compared(search, outcome, found, fitted, name, (before, after))
+        return outcome
+
+    def _compared(
+        self,
+        search: Search,
+        outcome: Outcome,
+        found: Outcome,
+        fitted: Problem,
+        name: str,
+        errors: tuple[float, float],
+    ) -> Outcome:
+        """The heads of a trial tried without its options: as good as with them, or a misfit."""
+        fit, (before, after) = found.state.fit, errors
+        stacked = search.problem.heads_of(fitted.layer(fit.stacked, fit.weights))
+        without = search.stage(f"heads of the trial with {name}", stacked)
+        left = reduced.held_out_error(without.state.fit, search.held_out)
+        if without.solved or left < max(after / _CLEARLY, _EXACT):
+            return without
+        self.better = (
+            f"With {name} a fit leaves a relative error of {after:.1e} on held-out "
+            f"examples, without it {min(before, left):.1e}: pass {name}."
+        )
+        return replace(outcome, misfit=True)
 
     def _posed(
         self, search: Search, heads: int, bias: bool, causal: bool
