@@ -10,6 +10,7 @@ from onelayer.lab.store import Store
 FOLDER = Path(__file__).parents[1] / "examples"
 TINY = {
     "digits_as_sets.py": ["--examples", "120"],
+    "inputs_as_they_come.py": ["--dim", "6", "--examples", "150"],
     "own_claim.py": ["--largest", "128", "--seeds", "1", "--workers", "1"],
 }
 ELSEWHERE = {"conditions_in_practice.py", "real_transformer.py"}  # by test files of their own
@@ -41,6 +42,20 @@ def test_digits_are_read_as_sets_and_as_flat_pixels():
     assert [line.split(":")[0] for line in lines] == [
         f"- {task} of {kind} images" for task in ("slant", "digit") for kind in ("whole", "partial")
     ]
+
+
+def test_bars_are_shown_beside_errors_for_examples_of_all_kinds():
+    name = "inputs_as_they_come.py"
+    printed, told = scripts.output(FOLDER / name, *TINY[name])
+    assert told == ""
+    rows = [row for row in scripts.cells(printed)[1:] if row[0]]
+    assert [row[1] for row in rows] == ["yes", "yes", "yes", "yes", "no", "no"]
+    assert [row[2] for row in rows] == ["6 of 6", "5 of 6", *["6 of 6"] * 4]
+    for _, _, _, error, bar, *_ in rows[:4]:
+        assert float(error) <= 3 * float(bar)
+    advice = " ".join(row[-1] for row in scripts.cells(printed)[1:])
+    assert "Inputs have too little signal along" in advice
+    assert "pass causal=True" in advice
 
 
 def test_a_claim_of_ones_own_is_measured_and_reported(tmp_path):

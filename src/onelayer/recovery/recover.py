@@ -92,10 +92,15 @@ def recover(
     matrices where it is known (the head size); `bias=True` also finds key biases and an output
     bias; `causal` and `mask` (n, tokens), True for tokens that are there, are as in the layer's
     call, and outputs of padding are passed over. The search ends at a relative error of `tol`, at
-    the noise floor, after `restarts` further starts, or when `max_steps` or `max_seconds` are
-    spent (the certificate comes on top: for large layers that is minutes on a CPU). `progress=True`
-    shows a live display, a function is called with every row of the trace. The same seed gives the
-    same bits.
+    the rounding of the outputs, at the noise floor, after `restarts` further starts, or when
+    `max_steps` or `max_seconds` are spent (the certificate comes on top: for large layers that is
+    minutes on a CPU). Without `max_seconds` a hopeless search on a small problem is given up after
+    a minute or so. `progress=True` shows a live display, a function is called with every row of the
+    trace. The same seed gives the same bits.
+
+    The result converges if the outputs are explained and the error bar of every head, a 95 % bound
+    on its relative error on the span of the inputs, is at most `head_tol`. If it does not, `advice`
+    says what was seen and what to change.
 
     `method="refine"` takes Gauss-Newton steps on the attention matrices with the projections
     eliminated. `method="sculpt"` is the provable algorithm in six phases (arXiv 2402.04084), for
