@@ -76,7 +76,7 @@ def test_demo_that_fails_says_so():
     assert result.exit_code == 1
     text = words(result.stdout)
     assert "too_few_examples" in text
-    assert "what to try use more examples" in text
+    assert "advice Use more examples" in text
 
 
 def test_demo_runs_on_its_own():
@@ -172,7 +172,7 @@ def test_what_is_not_to_be_believed_is_not_written(file, output):
     assert output.read_bytes() == OTHER
     text = words(result.stdout)
     assert "Nothing was written" in text
-    assert "what to try" in text
+    assert "advice Ask for more heads" in text
     assert_no_rubbish(output.parent, file.name, output.name)
 
 

@@ -51,13 +51,13 @@ class Rounding:
     error: float
 
     @property
-    def is_absolute(self) -> bool:
-        """Whether errors are as large for small entries as for large ones."""
-        return self.name.endswith("decimals")
+    def unit(self) -> float:
+        """The largest relative rounding error of a floating-point format.
 
-    def over(self, scale: float) -> Rounding:
-        """The rounding of entries that are divided by a number."""
-        return Rounding(self.name, self.error / scale)
+        That of float64 for decimals: numbers that were written so are exact.
+        """
+        bits = {one.name: one.bits for one in _COARSER}
+        return float(2.0 ** -bits.get(self.name, _FLOAT64.bits))
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ _COARSER = (
     _Format("float16", 11, -24, 65504.0),
     _Format("float32", 24, -149, (2 - 2.0**-23) * 2.0**127),
 )
+COARSEST = 2.0**-8  # the largest unit that is recognised
 
 
 def rounding(array: Array) -> Rounding:

@@ -21,15 +21,15 @@ import numpy as np
 
 from onelayer import arrays, blocks
 from onelayer.arrays import Array
-from onelayer.rounding import Rounding, rounding
+from onelayer.rounding import COARSEST, rounding
 
 Matrix: TypeAlias = np.ndarray[Any, Any]
 
 # A direction counts if tokens spread along it by more than this share of their largest spread
 # (eigenvalues of a covariance are exact to rounding errors of the largest of them) ..
 _LEAST_SPREAD = 1e-7
-# .. and by more than so many standard deviations of the rounding of the numbers they are made of.
-_ROUNDINGS = 10.0
+# .. and by more than so many roundings of the numbers they are made of.
+_ROUNDINGS = 4.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,10 +99,6 @@ class Span:
         """The number r of directions that the tokens have."""
         return int(self.basis.shape[1])
 
-    def times(self, scale: float) -> Span:
-        """The span of tokens multiplied by a number."""
-        return Span(self.mean * scale, self.basis, self.deviations * scale, self.outside * scale)
-
     def attention(self, attention: Matrix, key_bias: Matrix | None) -> Matrix:
         """What heads attend by on the span, (m, r + 1, r): VᵀΘV, and below it Vᵀ(Θᵀμ + c)."""
         inside = self.basis.T @ attention @ self.basis
@@ -121,8 +117,8 @@ class Span:
         return np.asarray(constant if output_bias is None else constant + output_bias)
 
 
-def span(found: Moments, given: Rounding) -> Span:
-    """The span of tokens with these moments, whose entries were rounded so.
+def span(found: Moments, sample: Array, scale: float = 1.0) -> Span:
+    """The span of tokens with these moments, divided by `scale`, of which this is a sample.
 
     A direction counts if tokens spread along it by more than 1e-7 of their largest spread, and by
     more than rounding their entries would make them spread.
@@ -131,24 +127,18 @@ def span(found: Moments, given: Rounding) -> Span:
     values, vectors = np.linalg.eigh(scatter / max(found.rows, 1))
     deviations, vectors = np.sqrt(np.maximum(values[::-1], 0.0)), vectors[:, ::-1]
     squares = np.diag(scatter) / max(found.rows, 1) + mean**2
-    errors = _rounding_squares(given, squares)
-    least = np.maximum(_LEAST_SPREAD * deviations[0], _ROUNDINGS * np.sqrt(errors @ vectors**2))
-    count = int(np.sum(deviations > least))
+    sizes = np.sqrt(squares @ vectors**2)  # of tokens along the directions, their mean included
+    small = deviations.min() <= _ROUNDINGS * COARSEST * sizes.max()
+    least = _ROUNDINGS * (rounding(sample).unit if small else 0.0)
+    count = int(np.sum(deviations > np.maximum(_LEAST_SPREAD * deviations[0], least * sizes)))
     basis = vectors[:, :count]
     outside = mean - basis @ (basis.T @ mean)
     length = float(np.linalg.norm(outside))
+    size = np.sqrt(squares @ outside**2) / (length or 1.0)
     largest = max(float(np.linalg.norm(mean)), deviations[0])
-    rounded = np.sqrt(errors @ outside**2) / (length or 1.0)
-    if length <= max(_LEAST_SPREAD * largest, _ROUNDINGS * rounded):
+    if length <= max(_LEAST_SPREAD * largest, least * size):
         outside = np.zeros_like(outside)
-    return Span(mean, basis, deviations[:count], outside)
-
-
-def _rounding_squares(given: Rounding, squares: Matrix) -> Matrix:
-    """Mean squares of the rounding errors of coordinates with these mean squares, (d,)."""
-    if given.is_absolute:
-        return np.full_like(squares, given.error**2)
-    return squares * (given.error**2 / (squares.mean() or 1.0))
+    return Span(mean * scale, basis, deviations[:count] * scale, outside * scale)
 
 
 def span_of(X: Array, mask: Array | None = None) -> Span:
@@ -160,4 +150,4 @@ def span_of(X: Array, mask: Array | None = None) -> Span:
         some = moments(arrays.double(X[part, ...]) / scale, there)
         total = some if total is None else total + some
     assert total is not None
-    return span(total, rounding(X).over(scale)).times(scale)
+    return span(total, X, scale)

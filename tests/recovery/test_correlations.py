@@ -8,7 +8,7 @@ import pytest
 from cases import flat, random_case, random_mask, read_anew, small_cases
 from hypothesis import given, settings
 
-from onelayer import AttentionLayer, Reason, attention, chunks, inputs, recover
+from onelayer import AttentionLayer, Reason, chunks, inputs, recover
 from onelayer.arrays import like, to_numpy
 from onelayer.chunks import each
 from onelayer.recovery import correlations, derivatives, problem, search

@@ -4,7 +4,7 @@ from cases import random_mask, solved_case
 
 from onelayer import AttentionLayer, inputs
 from onelayer.arrays import to_numpy
-from onelayer.recovery import derivatives, factored, lowrank
+from onelayer.recovery import derivatives, factored, lowrank, problem, reduced
 
 
 def low_rank_case(bias, masked):
@@ -29,6 +29,25 @@ def test_products_of_low_rank_are_those_of_whole_matrices(xp_array, bias, masked
     gradient = to_numpy(derivatives.gradient(fit, products, tangent))
     expected = to_numpy(tangent.project(derivatives.gradient(fit)))
     np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-12 * abs(expected).max())
+
+
+def test_products_of_low_rank_where_queries_are_not_keys(xp_array):
+    layer = AttentionLayer.random(heads=3, dim=9, rank=2, seed=1)
+    X = inputs.gaussian(40, 3, 9, seed=2) + 3.0
+    posed = problem.pose(xp_array(X), xp_array(layer(X) + X), None, False, False)
+    assert posed.offset is not None
+    fit = reduced.fit(posed.cut(3), posed.heads_of(layer))
+    tangent = lowrank.tangent(fit.stacked, 9, 2)
+    anywhere = xp_array(np.random.default_rng(0).standard_normal(fit.stacked.shape))
+    direction = tangent.project(anywhere)
+    products = derivatives.jacobian(fit)
+    expected = to_numpy(tangent.project(products.normal(direction)))
+    found = to_numpy(products.curved(tangent, direction))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11 * abs(expected).max())
+    gradient = to_numpy(derivatives.gradient(fit, products, tangent))
+    expected = to_numpy(tangent.project(derivatives.gradient(fit)))
+    assert abs(expected).max() > 1e-3
+    np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-11 * abs(expected).max())
 
 
 def test_factors_multiply_to_the_direction():

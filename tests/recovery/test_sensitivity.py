@@ -6,7 +6,8 @@ import pytest
 from cases import random_mask, solved_case
 
 from onelayer import AttentionLayer, inputs
-from onelayer.recovery import derivatives, lowrank, sensitivity
+from onelayer.chunks import InMemory
+from onelayer.recovery import derivatives, lowrank, reduced, sensitivity
 
 OPTIONS = [
     {},
@@ -151,6 +152,17 @@ def test_sensitivity_is_the_same_on_every_backend(xp_array):
     expected, found = look(case), look(case, xp_array=xp_array)
     np.testing.assert_allclose(found.extremes, expected.extremes, rtol=1e-6)
     assert found.determined.tolist() == [True, True]
+
+
+@pytest.mark.xfail(reason="blocks without examples cannot be reshaped")
+def test_blocks_without_examples_change_nothing():
+    case = solved(bias=True)
+    posed = case.problem()
+    parts = posed._block(slice(0, 60)), posed._block(slice(60, 60))
+    cut = replace(posed.cut(2), chunks=InMemory((parts,)))
+    fit = reduced.fit(cut, case.fit().stacked)
+    found = sensitivity.sensitivity(fit, None, np.random.default_rng(0))
+    np.testing.assert_allclose(found.extremes, look(case).extremes, rtol=1e-9)
 
 
 def test_small_problems_are_formed_and_large_ones_are_not(monkeypatch):

@@ -40,11 +40,24 @@ from onelayer.recovery.sensitivity import Sensitivity, sensitivity
 
 CONFIDENCE = 0.95
 _DRAWS = 6
-# Equations per unknown to judge by; scores, and rows, per number that they have to determine.
-_ENOUGH, _ENOUGH_SCORES = 3.0, 8.0
-_FEWEST = 100  # examples
 _MARGIN = 2.0  # the smallest singular value is found up to a part of it, and from above
 _COMPARED = 4000  # output rows that are compared to find equal ones
+
+
+@dataclass(frozen=True)
+class _Enough:
+    """How many examples heads are judged by.
+
+    At least so many equations per unknown, scores and rows per number that they have to determine,
+    and examples.
+    """
+
+    equations: float
+    scores: float
+    examples: int
+
+
+_ROUGHLY, _CAREFULLY = _Enough(6.0, 6.0, 1), _Enough(6.0, 8.0, 100)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +89,15 @@ def error_bars(
     allows at most, which costs no draws.
     """
     copies = _copies(fit)
-    few = _thinned(fit, fitted, rank, copies)
-    response = sensitivity(few, rank, rng)
-    noise = max(_noise(few, fitted, rank, thinned=few is not fit), rounding) * copies**0.5
-    bars = _at_most(fit, few, fitted, response, noise)
-    if not max(bars.attention.max(), bars.projection.max()) <= sharp and np.isfinite(noise):
+    for enough in (_ROUGHLY, _CAREFULLY):
+        few = _thinned(fit, fitted, rank, copies, enough)
+        response = sensitivity(few, rank, rng)
+        noise = max(_noise(few, fitted, rank, thinned=few is not fit), rounding) * copies**0.5
+        bars = _at_most(fit, few, fitted, response, noise)
+        largest = max(bars.attention.max(), bars.projection.max())
+        if few is fit or (largest <= sharp and response.determined.all()):
+            break
+    if not largest <= sharp and np.isfinite(noise):
         bars = _by_draws(fit, few, fitted, rank, response, noise, rng)
     free = np.where(response.determined, 0.0, np.inf)
     return replace(
@@ -160,7 +177,7 @@ def _copies(fit: Fit) -> float:
     return count / max(len(seen), 1)
 
 
-def _thinned(fit: Fit, fitted: AnyProblem, rank: int | None, copies: float) -> Fit:
+def _thinned(fit: Fit, fitted: AnyProblem, rank: int | None, copies: float, enough: _Enough) -> Fit:
     """The same heads on no more examples than it takes to judge how well they are determined.
 
     However many outputs there are, an example shows no more of a head than k (k - 1) differences of
@@ -170,10 +187,10 @@ def _thinned(fit: Fit, fitted: AnyProblem, rank: int | None, copies: float) -> F
     numbers = fitted.query_dim * dim if rank is None else rank * (2 * dim - rank) + dim
     pairs = tokens * max(tokens - 1, 1) / (2 if fitted.causal else 1)
     wanted = max(
-        _ENOUGH * fitted.unknowns(fit.heads, rank) * fitted.examples / fitted.equations,
-        _ENOUGH_SCORES * numbers / pairs,
-        _ENOUGH_SCORES * fit.heads * dim / tokens,
-        _FEWEST,
+        enough.equations * fitted.unknowns(fit.heads, rank) * fitted.examples / fitted.equations,
+        enough.scores * numbers / pairs,
+        enough.scores * fit.heads * dim / tokens,
+        enough.examples,
     )
     if copies * wanted > 0.8 * fit.cut.examples:
         return fit

@@ -37,7 +37,6 @@ from onelayer.chunks import Chunks, InMemory, Told, untold
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import passes
 from onelayer.recovery.cut import Block, Cut, anew, groups, numbers_per_row
-from onelayer.rounding import rounding
 from onelayer.sources import Chunk, Source
 from onelayer.span import Span
 
@@ -356,8 +355,7 @@ def framed(
     A `linear` one has no constant and subtracts nothing: queries, keys and values are the same.
     """
     (_, tokens, _), out_dim = samples[0].shape, samples[1].shape[2]
-    given = rounding(samples[0])
-    inputs = span.span(found.tokens, given.over(scales[0])).times(scales[0])
+    inputs = span.span(found.tokens, samples[0], scales[0])
     constant = not linear and (bias or bool(inputs.outside.any()))
     origin, whitening = _whitening(inputs, constant, linear)
     offset = None if constant or not origin.any() else origin @ whitening

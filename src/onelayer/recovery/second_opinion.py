@@ -109,9 +109,8 @@ class SecondOpinion:
     def _tried(self, search: Search, outcome: Outcome, bias: bool, causal: bool) -> Outcome:
         """What comes of a trial with these options; the outcome itself if it is no better."""
         heads = outcome.state.fit.heads
-        name = " and ".join(
-            f"{option}=True" for option, on in (("bias", bias), ("causal", causal)) if on
-        )
+        added = {"bias": bias and not self.bias, "causal": causal and not self.causal}
+        name = " and ".join(f"{option}=True" for option, on in added.items() if on)
         fitted, held_out = self._posed(search, heads, bias, causal)
         trial = Search(
             fitted, held_out, search.rank, search.tol, search.rounding, 0, search.rng, search.log
