@@ -241,6 +241,8 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     """The array as a numpy array on the CPU."""
     if array_api_compat.is_torch_array(array):
         array = array.detach().cpu()
+        if str(array.dtype) == "torch.bfloat16":  # which numpy does not have
+            array = array.float()
     elif array_api_compat.is_cupy_array(array):
         array = array.get()
     elif is_array(array) and array_api_compat.is_array_api_strict_namespace(namespace(array)):

@@ -330,7 +330,10 @@ def _relative_errors(
     mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
     """|mine_i - theirs_j| / |theirs_j| for all pairs, 0/0 taken as 0."""
-    gap = np.stack([np.linalg.norm(row.astype(float) - theirs, axis=1) for row in mine])
+    # Largest entries at 1, so that squares neither overflow nor vanish.
+    scale = max(np.abs(mine).max(initial=0.0), np.abs(theirs).max(initial=0.0)) or 1.0
+    mine, theirs = mine / scale, theirs / scale
+    gap = np.stack([np.linalg.norm(row - theirs, axis=1) for row in mine])
     size = np.broadcast_to(np.linalg.norm(theirs, axis=1), gap.shape)
     relative = np.full(gap.shape, np.inf)
     np.divide(gap, size, out=relative, where=size > 0)

@@ -127,7 +127,8 @@ def rounding(array: Array) -> Rounding:
         return Rounding(_FLOAT64.name, 0.0)
     stored = next((one for one in _COARSER if one.holds(nonzero)), _FLOAT64)
     floats = stored if stored.is_used(nonzero) else _FLOAT64
-    found = [Rounding(floats.name, _rms_error(floats.spacing(entries)))]
+    share = math.sqrt(nonzero.size / entries.size)  # zeros are exact
+    found = [Rounding(floats.name, _rms_error(floats.spacing(nonzero)) * share)]
     error = 2.0**-stored.bits + _COMPUTING
     found += _decimals(nonzero, error)
     found += _significant_digits(nonzero, entries.size, error)

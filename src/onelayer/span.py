@@ -25,11 +25,13 @@ from onelayer.rounding import COARSEST, rounding
 
 Matrix: TypeAlias = np.ndarray[Any, Any]
 
-# A direction counts if tokens spread along it by more than this share of their largest spread
+# With columns at unit deviation a direction counts if tokens spread along it by more than this
 # (eigenvalues of a covariance are exact to rounding errors of the largest of them) ..
 _LEAST_SPREAD = 1e-7
 # .. and by more than so many roundings of the numbers they are made of.
-_ROUNDINGS = 4.0
+_ROUNDINGS = 3.0
+_CONSTANT = 1e-12  # columns that vary by less than this share of their size are constant
+_NOTHING = 1e-10  # as is what the mean has outside of the span
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +89,15 @@ class Span:
         Standard deviations of tokens along them.
     outside : array (d,)
         The part of the mean that no direction reaches: zero if the span contains the origin.
+    whitening : array (d, r)
+        A matrix A of the span such that (x - μ) A has mean zero and unit covariance.
     """
 
     mean: Matrix
     basis: Matrix
     deviations: Matrix
     outside: Matrix
+    whitening: Matrix
 
     @property
     def rank(self) -> int:
@@ -120,25 +125,37 @@ class Span:
 def span(found: Moments, sample: Array, scale: float = 1.0) -> Span:
     """The span of tokens with these moments, divided by `scale`, of which this is a sample.
 
-    A direction counts if tokens spread along it by more than 1e-7 of their largest spread, and by
-    more than rounding their entries would make them spread.
+    Columns are brought to unit deviation first: their units do not matter. There a direction counts
+    if tokens spread along it by more than 1e-7, and by more than rounding their entries would make
+    them spread. What a single column says is exact, however it was rounded.
     """
     mean, scatter = arrays.to_numpy(found.mean), arrays.to_numpy(found.scatter)
-    values, vectors = np.linalg.eigh(scatter / max(found.rows, 1))
-    deviations, vectors = np.sqrt(np.maximum(values[::-1], 0.0)), vectors[:, ::-1]
-    squares = np.diag(scatter) / max(found.rows, 1) + mean**2
-    sizes = np.sqrt(squares @ vectors**2)  # of tokens along the directions, their mean included
-    small = deviations.min() <= _ROUNDINGS * COARSEST * sizes.max()
-    least = _ROUNDINGS * (rounding(sample).unit if small else 0.0)
-    count = int(np.sum(deviations > np.maximum(_LEAST_SPREAD * deviations[0], least * sizes)))
-    basis = vectors[:, :count]
-    outside = mean - basis @ (basis.T @ mean)
+    squares = np.diag(scatter) / max(found.rows, 1)
+    sizes = np.sqrt(squares + mean**2)
+    varies = np.flatnonzero(np.sqrt(squares) > _CONSTANT * sizes)
+    columns = np.sqrt(squares[varies])
+    among = scatter[np.ix_(varies, varies)] / max(found.rows, 1) / columns / columns[:, None]
+    values, vectors = np.linalg.eigh(among)
+    spread = np.sqrt(np.maximum(values, 0.0))
+    # How large tokens are along the directions, their mean included: that is what is rounded.
+    along = np.sqrt((sizes[varies] / columns) ** 2 @ vectors**2)
+    small = bool(np.any(spread <= _ROUNDINGS * COARSEST * along))
+    unit = rounding(sample).unit if small else 0.0
+    kept = spread > np.maximum(_LEAST_SPREAD, _ROUNDINGS * unit * along)
+    back = np.zeros((int(kept.sum()), mean.size))  # whitened tokens times it are tokens
+    back[:, varies] = (vectors[:, kept] * spread[kept]).T * columns
+    _, deviations, basis = np.linalg.svd(back, full_matrices=False)
+    whitening = np.zeros(back.T.shape)
+    whitening[varies, :] = vectors[:, kept] / spread[kept] / columns[:, None]
+    outside = mean - basis.T @ (basis @ mean)
     length = float(np.linalg.norm(outside))
-    size = np.sqrt(squares @ outside**2) / (length or 1.0)
-    largest = max(float(np.linalg.norm(mean)), deviations[0])
-    if length <= max(_LEAST_SPREAD * largest, least * size):
+    rounded = unit * np.sqrt((sizes * outside) @ (sizes * outside)) / (length or 1.0)
+    largest = max(float(np.linalg.norm(mean)), deviations.max(initial=0.0))
+    if len(back) == mean.size or length <= max(_NOTHING * largest, _ROUNDINGS * rounded):
         outside = np.zeros_like(outside)
-    return Span(mean * scale, basis, deviations[:count] * scale, outside * scale)
+    if len(back) < mean.size:  # of all matrices that do the same, the one within the span
+        whitening = basis.T @ (basis @ whitening)
+    return Span(mean * scale, basis.T, deviations * scale, outside * scale, whitening / scale)
 
 
 def span_of(X: Array, mask: Array | None = None) -> Span:

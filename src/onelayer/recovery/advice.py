@@ -26,17 +26,17 @@ def advice(
     said = []
     if not reason.good and opinion is not None:
         said += [opinion.better] if opinion.better else []
-        said += [one.message for one in opinion.suspicions]
+        said += [one.message for one in opinion.suspicions or []]
         said += [opinion.left_over] if opinion.left_over and not opinion.better else []
     if reason is Reason.HEADS_NOT_DETERMINED:
         said += _uncertain(certificate, head_tol, rounding, output_scale)
+    if not said and reason.remedy:
+        said.append(f"{reason.remedy[0].upper()}{reason.remedy[1:]}.")
     if certificate.input_rank < dim:
         said.append(
             f"The inputs vary along {certificate.input_rank} of {dim} directions: heads are found "
-            "on their span, and set to zero elsewhere."
+            "on their span."
         )
-    if not said and reason.remedy:
-        said.append(f"{reason.remedy[0].upper()}{reason.remedy[1:]}.")
     return " ".join(said)
 
 
@@ -46,7 +46,7 @@ def _uncertain(
     """Which heads are uncertain, by how much, and why."""
     heads = certificate.uncertain_heads(head_tol)
     bars = np.maximum(certificate.attention_error, certificate.projection_error)
-    named = ", ".join(f"head {head} (up to {_share(bars[head])})" for head in heads)
+    named = ", ".join(f"head {head} ({_bar(bars[head])})" for head in heads)
     said = [f"Errors may exceed {_share(head_tol)} for {named}."]
     enough = np.flatnonzero(certificate.nested_error <= head_tol)
     known = int(enough[-1]) + 1 if enough.size else 0
@@ -55,8 +55,8 @@ def _uncertain(
     cause = f"{source} (relative error {certificate.noise:.1e})"
     if certificate.undetermined_heads:
         said.append(
-            "The examples do not determine them: another head can do the same. Ask for fewer "
-            "heads, or give inputs that vary more."
+            "The examples do not determine them: other heads would give the same outputs. Ask for "
+            "fewer heads if there are several, or give inputs that vary more."
         )
     elif 0 < known < certificate.input_rank:
         weak = certificate.input_rank - known
@@ -75,8 +75,10 @@ def _uncertain(
     return said
 
 
+def _bar(error: float) -> str:
+    return f"up to {_share(error)}" if np.isfinite(error) else "not determined"
+
+
 def _share(error: float) -> str:
     """An error in words: a percentage, or times the size of the head."""
-    if not np.isfinite(error):
-        return "anything"
     return f"{error:.2g} times its size" if error >= 1 else f"{100 * error:.2g} %"

@@ -37,8 +37,8 @@ class Certificate:
         `layer.distance(truth, inputs=X)` would give. Infinite where the examples do not determine
         a head. They hold if the outputs are those of such a layer with noise.
     input_rank : int
-        The number of directions along which the inputs vary; other parts of the heads cannot be
-        seen, and are zero in the recovered layer.
+        The number of directions along which the inputs vary; what heads would do along others
+        cannot be seen.
     noise : float
         The relative error of the outputs that the bars rest on: what the layer leaves over, or the
         rounding of the outputs as they were given.

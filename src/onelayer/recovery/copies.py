@@ -26,6 +26,7 @@ def split(examples: Chunk, held_out: int, rng: np.random.Generator) -> tuple[Pos
     X, Y, mask = examples.arrays
     inputs = _groups(X, mask)
     kept = _firsts(np.stack([inputs, _groups(Y, None)], axis=1))
+    held_out = max(1, held_out * len(kept) // len(inputs))
     inputs = np.unique(inputs[kept], return_inverse=True)[1]
     order = rng.permutation(int(inputs.max()) + 1)
     sizes = np.bincount(inputs)[order]
@@ -41,7 +42,7 @@ def split(examples: Chunk, held_out: int, rng: np.random.Generator) -> tuple[Pos
 
 def _groups(values: Array, mask: Array | None) -> Positions:
     """For every example the number of the first that is equal to it, (n,)."""
-    rows = np.ascontiguousarray(arrays.to_numpy(values))
+    rows = np.ascontiguousarray(arrays.to_numpy(values) + 0.0)  # which turns -0 to 0
     there = None if mask is None else np.ascontiguousarray(arrays.to_numpy(mask))
     seen: dict[bytes, int] = {}
     return np.array(

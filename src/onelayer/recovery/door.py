@@ -8,7 +8,7 @@ from typing import Any, Literal
 from onelayer import arrays, checks, chunks, sources
 from onelayer.arrays import Array
 from onelayer.chunks import OnCluster, Told, untold
-from onelayer.recovery.problem import counted
+from onelayer.recovery.problem import counted, without_padding
 from onelayer.sources import Chunk, Source
 
 _LARGEST_TOL = 1e-3
@@ -47,9 +47,10 @@ def examples(X: Any, Y: Any, mask: Any, device: str | None = None, told: Told = 
     X = checks.plain_token_array(X)
     Y = arrays.beside(checks.plain_token_array(Y, "Y"), X)
     _check_alike(tuple(X.shape), tuple(Y.shape))
-    largest = arrays.largest(X), arrays.largest(Y)
-    _check_size(largest[0])
     keys = checks.key_mask(mask, X)
+    there = without_padding(X, Y, keys)
+    largest = arrays.largest(there[0]), arrays.largest(there[1])
+    _check_size(largest[0])
     return Given(sources.here(X, Y, keys), largest, counted(X, keys))
 
 
@@ -152,6 +153,7 @@ def _look(chunk: Chunk) -> _Look:
     bad = arrays.count_infinite(X), arrays.count_infinite(Y)
     if any(bad):
         return _Look(bad, (0.0, 0.0), single, 0)
+    X, Y = without_padding(X, Y, mask)
     return _Look(bad, (arrays.largest(X), arrays.largest(Y)), single, counted(X, mask))
 
 

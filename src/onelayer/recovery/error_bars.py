@@ -41,7 +41,7 @@ from onelayer.recovery.sensitivity import Sensitivity, sensitivity
 CONFIDENCE = 0.95
 _DRAWS = 6
 _MARGIN = 2.0  # the smallest singular value is found up to a part of it, and from above
-_COMPARED = 4000  # output rows that are compared to find equal ones
+_COMPARED, _DECIMALS = 4000, 9  # rows that are compared, and how far whitened tokens are equal
 
 
 @dataclass(frozen=True)
@@ -88,20 +88,21 @@ def error_bars(
     Bars up to `sharp` may be far larger than the errors: they are what the smallest singular value
     allows at most, which costs no draws.
     """
-    copies = _copies(fit)
+    copies = _copies(fitted)
     for enough in (_ROUGHLY, _CAREFULLY):
         few = _thinned(fit, fitted, rank, copies, enough)
         response = sensitivity(few, rank, rng)
-        noise = max(_noise(few, fitted, rank, thinned=few is not fit), rounding) * copies**0.5
-        bars = _at_most(fit, few, fitted, response, noise)
+        noise = max(_noise(few, fitted, rank, thinned=few is not fit), rounding)
+        bars = _at_most(fit, few, fitted, response, noise * copies**0.5)
         largest = max(bars.attention.max(), bars.projection.max())
         if few is fit or (largest <= sharp and response.determined.all()):
             break
     if not largest <= sharp and np.isfinite(noise):
-        bars = _by_draws(fit, few, fitted, rank, response, noise, rng)
+        bars = _by_draws(fit, few, fitted, rank, response, noise * copies**0.5, rng)
     free = np.where(response.determined, 0.0, np.inf)
     return replace(
         bars,
+        noise=noise,
         attention=bars.attention + free,
         projection=bars.projection + free,
         nested=bars.nested + free.max(),
@@ -124,7 +125,7 @@ def _at_most(
         mean = (1 + np.linalg.norm(fitted.span.mean) ** 2) ** 0.5
         bars = [
             stretch * max(stretch, 1.0) * mean * heads / sizes[0],
-            stretch * frame.output_scale * weights / sizes[1],
+            stretch * weights / sizes[1],
         ]
     bars = [np.where(np.isnan(bar), np.inf, bar) for bar in bars]
     nested = np.full(fitted.span.rank, bars[0].max())
@@ -160,21 +161,21 @@ def _by_draws(
     )
 
 
-def _copies(fit: Fit) -> float:
-    """How often a row of outputs occurs, on average: 1 unless tokens or examples are repeated.
+def _copies(fitted: AnyProblem) -> float:
+    """How often a row occurs, on average: 1 unless tokens or examples are repeated.
 
-    Equal rows of outputs have equal noise, and count once.
+    Rows with equal queries and outputs have equal noise, and count once.
     """
-    blocks = (block for chunk in chunks.gathered(fit.cut.chunks) for block in chunk)
-    seen: set[bytes] = set()
-    count = 0
-    for block in blocks:
-        for row in np.ascontiguousarray(arrays.to_numpy(block.outputs))[: _COMPARED - count]:
-            seen.add(row.tobytes())
-            count += 1
-        if count >= _COMPARED:
-            break
-    return count / max(len(seen), 1)
+    some = fitted.sample(min(max(1, _COMPARED // fitted.tokens), fitted.examples))
+    rows = []
+    for block in some.blocks(1):
+        queries, outputs = (
+            arrays.to_numpy(one) for one in (reduced.flattened(block.queries), block.outputs)
+        )
+        both = np.concatenate([queries, outputs], axis=1)
+        there = slice(None) if block.counted is None else arrays.to_numpy(block.counted)[:, 0] > 0
+        rows += [row.tobytes() for row in np.ascontiguousarray(both[there].round(_DECIMALS))]
+    return len(rows) / max(len(set(rows)), 1)
 
 
 def _thinned(fit: Fit, fitted: AnyProblem, rank: int | None, copies: float, enough: _Enough) -> Fit:
@@ -310,5 +311,6 @@ def _bound(
 def _on_span(
     frame: Frame, stacked: Array, weights: Array
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    theta, key_bias, projection, _ = frame.matrices(stacked, weights)
+    """Attention (m, r + 1, r) and projection (m, r, e), the latter for outputs at unit size."""
+    theta, key_bias, projection, _ = frame.matrices(stacked, weights / frame.output_scale)
     return frame.span.attention(theta, key_bias), frame.span.projection(projection)

@@ -63,8 +63,8 @@ class Task:
     @cached_property
     def rounding(self) -> Rounding:
         """How the outputs were rounded before they were given."""
-        _, outputs, _ = self.given.source.first(min(_ROUNDED, len(self.given.source)))
-        return rounding(outputs)
+        X, Y, mask = self.given.source.first(min(_ROUNDED, len(self.given.source)))
+        return rounding(problem.without_padding(X, Y, mask)[1])
 
     def within(self, frame: Frame) -> Task:
         """The same with a rank that matrices on the span of the inputs can have."""
@@ -108,11 +108,13 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
         reason = _reason(outcome, certificate, fitted, task, search.richer_error)
         if reason is Reason.LOCAL_MINIMUM and opinion.suspicious:
             reason = Reason.WRONG_MODEL
-        certain = opinion.better or opinion.suspicious or enough
+        certain = bool(opinion.better) or opinion.suspicious or enough
         if reason is Reason.WRONG_MODEL and not certain:
             reason = Reason.TOO_FEW_EXAMPLES  # to tell noise from a wrong model
-        if reason in (Reason.WRONG_MODEL, Reason.LOCAL_MINIMUM):
+        if reason in (Reason.WRONG_MODEL, Reason.LOCAL_MINIMUM) and not opinion.suspicious:
             opinion.look_at(search, outcome.state.fit)
+        if not reason.good:
+            opinion.suspect()
     return _answer(task, fitted, outcome.state.fit, reason, certificate, opinion)
 
 
@@ -309,10 +311,10 @@ def _why_unsolved(
 ) -> Reason:
     if outcome.ending is Ending.BUDGET:
         return Reason.BUDGET_SPENT
-    if outcome.misfit and not richer_error < 0.5 * held_out_error:
-        return Reason.WRONG_MODEL
     if richer_error < 0.5 * held_out_error:
         return Reason.TOO_FEW_HEADS
+    if outcome.misfit:
+        return Reason.WRONG_MODEL
     return Reason.TOO_FEW_EXAMPLES if overfitted else Reason.LOCAL_MINIMUM
 
 

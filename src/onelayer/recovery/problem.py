@@ -41,6 +41,7 @@ from onelayer.sources import Chunk, Source
 from onelayer.span import Span
 
 _ROUNDED = 100  # examples that are looked at to see how tokens were rounded
+_ALIKE = 1e-3  # the least deviation over the largest of columns of like size
 _LARGE_MEAN = 1.0  # in standard deviations of tokens: a larger one is subtracted
 
 Positions: TypeAlias = np.ndarray[Any, Any]
@@ -85,7 +86,7 @@ class Frame:
         """Examples as they were given, in memory and on the device of the whitening matrix."""
         X, Y = arrays.double(X), arrays.double(Y)
         X, Y = (X - self.origin) @ self.whitening, (Y - self.output_mean) / self.output_scale
-        X, Y = _without_padding(X, Y, mask)
+        X, Y = without_padding(X, Y, mask)
         return Problem(**vars(self.frame), X=X, Y=Y, mask=mask)
 
     def queries(self, keys: Array) -> Array:
@@ -298,7 +299,7 @@ def place_or_none(array: Array | None, device: str | None) -> Array | None:
     return None if array is None else arrays.place(array, device)
 
 
-def _without_padding(X: Array, Y: Array, mask: Array | None) -> tuple[Array, Array]:
+def without_padding(X: Array, Y: Array, mask: Array | None) -> tuple[Array, Array]:
     """Whatever is in the padding, zeros can do no harm."""
     if mask is None:
         return X, Y
@@ -337,7 +338,7 @@ class Moments:
 
 def moments(X: Array, Y: Array, mask: Array | None, scales: tuple[float, float]) -> Moments:
     """Those of some examples whose tokens and outputs are divided by these scales."""
-    X, Y = _without_padding(arrays.double(X), arrays.double(Y), mask)
+    X, Y = without_padding(arrays.double(X), arrays.double(Y), mask)
     outputs = span.moments(Y / scales[1], mask, by_column=True)
     return Moments(span.moments(X / scales[0], mask), outputs)
 
@@ -383,12 +384,25 @@ def framed(
 
 def _whitening(inputs: Span, constant: bool, linear: bool) -> tuple[span.Matrix, span.Matrix]:
     """What is subtracted from tokens, and the matrix A (d, r) that they are multiplied by then."""
-    basis, deviations = inputs.basis, inputs.deviations
+    A = inputs.whitening
     if not inputs.rank:  # nothing varies: one direction is kept, for there is no attention of none
-        basis, deviations = np.eye(inputs.mean.size, 1), np.ones(1)
-    A = basis / deviations
-    if not linear and (constant or np.linalg.norm(inputs.mean @ A) > _LARGE_MEAN):
+        A = np.eye(inputs.mean.size, 1)
+    mean = inputs.mean @ A
+    if not linear and (constant or np.linalg.norm(mean) > _LARGE_MEAN):
         return inputs.mean, A
+    if inputs.outside.any():
+        return np.zeros_like(inputs.mean), _second_moments_root(inputs)
+    # With all directions there, and columns of like size, coordinates stay close to those given.
+    if inputs.rank == inputs.mean.size and inputs.deviations[-1] > _ALIKE * inputs.deviations[0]:
+        return np.zeros_like(inputs.mean), _second_moments_root(inputs)
+    square = float(mean @ mean)
+    factor = ((1 + square) ** -0.5 - 1) / (square or 1.0)
+    return np.zeros_like(inputs.mean), A + factor * np.outer(A @ mean, mean)
+
+
+def _second_moments_root(inputs: Span) -> span.Matrix:
+    """(E xᵀx)^(-1/2), symmetric if tokens have all directions, else (d, r)."""
+    basis, deviations = inputs.basis, inputs.deviations
     if inputs.outside.any():
         basis = np.column_stack([basis, inputs.outside / np.linalg.norm(inputs.outside)])
         deviations = np.append(deviations, 0.0)
@@ -396,8 +410,7 @@ def _whitening(inputs: Span, constant: bool, linear: bool) -> tuple[span.Matrix,
     values, vectors = np.linalg.eigh(np.diag(deviations**2) + np.outer(mean, mean))
     vectors = basis @ vectors
     A = vectors / np.sqrt(values)
-    # With all directions there the coordinates stay close to those that were given.
-    return np.zeros_like(inputs.mean), A @ vectors.T if A.shape[0] == A.shape[1] else A
+    return np.asarray(A @ vectors.T if A.shape[0] == A.shape[1] else A)
 
 
 def scales_of(largest: tuple[float, float]) -> tuple[float, float]:
@@ -407,7 +420,7 @@ def scales_of(largest: tuple[float, float]) -> tuple[float, float]:
 
 def pose(X: Array, Y: Array, mask: Array | None, causal: bool, bias: bool) -> Problem:
     """The recovery problem of checked arrays X and Y, in float64 and whitened coordinates."""
-    X, Y = _without_padding(X, Y, mask)
+    X, Y = without_padding(X, Y, mask)
     scales = scales_of((arrays.largest(X), arrays.largest(Y)))
     frame = framed(moments(X, Y, mask, scales), scales, (X, Y), causal, bias)
     return frame.whitened(X, Y, mask)
@@ -431,7 +444,8 @@ def pose_spread(
     """
     shared = (scales, held_out, device)
     found = passes.merged_over(source.chunks, _chunk_moments, operator.add, told, *shared)
-    X, Y, _ = source.first(min(_ROUNDED, len(source)))
+    X, Y, mask = source.first(min(_ROUNDED, len(source)))
+    X, Y = without_padding(X, Y, mask)
     frame = framed(found, scales, (X, Y), causal, bias, linear)
     return SpreadProblem(
         **vars(frame),

@@ -53,10 +53,11 @@ _SAME_LOSS, _SAME_HEADS = 1e-3, 1e-2  # relative differences within which two mi
 # A fit with this many times the rounding error of the outputs is exact: computing them in float32
 # makes larger errors than rounding them to it once, which is all that was done to coarser ones.
 _ARITHMETIC, _ROUNDED, _COARSE_ROUNDING = 5e2, 1.3, 1e-6
+_MOST_ROUNDED = 0.1  # outputs that are rounded more than that say too little
 _JUDGED = 20_000  # examples that stay elsewhere: so many are brought here to tell noise by
 # A search that has taken this many seconds, by its operations, and so many products, without an
 # end in sight is hopeless. Counted, not timed, so that results do not depend on the machine.
-_HOPELESS_SECONDS, _HOPELESS_PRODUCTS = 20.0, 3000
+_HOPELESS_SECONDS, _HOPELESS_PRODUCTS = 12.0, 3000
 _SECONDS_PER_OPERATION, _SECONDS_PER_CALL = 1 / 2e10, 3e-4
 _DISTRUSTED_RESTARTS = 2  # are enough where the examples look like those of another model
 _LARGE = 2e10  # floating point operations of a product with S, from which a problem is large
@@ -172,7 +173,7 @@ class Search:
     def _exact(self) -> float:
         """An error that rounding alone may make."""
         if self.rounding > _COARSE_ROUNDING:
-            return _ROUNDED * self.rounding
+            return min(_ROUNDED * self.rounding, _MOST_ROUNDED)
         return max(_ARITHMETIC * self.rounding, _ELIMINATION)
 
     def _overfits(self, fit: Fit) -> bool:

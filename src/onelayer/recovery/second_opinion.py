@@ -8,7 +8,7 @@ first search was only stuck, or the model that was asked for is wrong.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,9 +38,7 @@ _CHECKED = 2000  # examples that suspicions rest on
 _EQUATIONS = 8.0  # per unknown, of a trial
 _HELD_OUT = 0.15  # share of its examples
 _STARTS = 2
-# A model that leaves this share of the error, or less, is the better one, if it leaves less than
-# this relative error.
-_CLEARLY, _EXPLAINED = 0.6, 0.35
+_CLEARLY = 0.6  # a model that leaves this share of the error, or less, is the better one
 # Trials with fewer held-out examples or equations per unknown, or with so many times the error on
 # held-out examples (if they are not exact), prove nothing.
 _FEWEST, _FEWEST_EQUATIONS, _OVERFITTED, _EXACT = 8, 2.0, 3.0, 1e-6
@@ -54,27 +52,22 @@ class SecondOpinion:
     bias: bool
     causal: bool
     device: str | None
-    suspicions: list[Suspicion] = field(default_factory=list)
+    suspicions: list[Suspicion] | None = None  # None before they were looked for
     better: str = ""  # what explains the examples, in words
     left_over: str = ""  # and what predicts the rest of a fit that does not
 
     @property
     def suspicious(self) -> bool:
         """Whether the examples look like those of another model than was asked for."""
-        return any(one.kind in _ANOTHER_MODEL for one in self.suspicions)
+        return any(one.kind in _ANOTHER_MODEL for one in self.suspicions or [])
 
     def improved(self, search: Search, outcome: Outcome) -> Outcome:
-        """The outcome, a better one of the same model, or that it is a misfit.
-
-        Axes that are exchanged leave nothing to try.
-        """
+        """The outcome, a better one of the same model, or that it is a misfit."""
         fit = outcome.state.fit
         if search.noise_remains(fit):
             return outcome
-        self.suspicions = self._suspicions()
-        if any(one.kind == "axes" for one in self.suspicions):
-            return replace(outcome, misfit=True)
-        if search.is_large(fit.heads):
+        self.suspect()
+        if search.is_large(fit.heads) or any(one.kind == "axes" for one in self.suspicions or []):
             return outcome
         for bias, causal in ((True, False), (False, True), (True, True)):
             more = (bias, causal) != (self.bias, self.causal)
@@ -93,6 +86,11 @@ class SecondOpinion:
                 f"What the best fit leaves over (relative error {fit.error:.1e}) can be predicted "
                 f"{_PREDICTED_BY[best.kind]}."
             )
+
+    def suspect(self) -> None:
+        """Look at the raw examples, once."""
+        if self.suspicions is None:
+            self.suspicions = self._suspicions()
 
     def _suspicions(self) -> list[Suspicion]:
         X, Y, mask = (None if one is None else arrays.to_numpy(one) for one in self._some(_CHECKED))
@@ -124,7 +122,8 @@ class SecondOpinion:
             left = reduced.held_out_error(found.state.fit, held_out)
             after = left * fitted.output_scale / search.problem.output_scale
             trusted = left < _OVERFITTED * max(found.state.fit.error, _EXACT)
-            if trusted and after < min(_CLEARLY * before, _EXPLAINED):
+            explained = found.solved or trial.noise_remains(found.state.fit)
+            if trusted and after < _CLEARLY * before and explained:
                 return self._compared(search, outcome, found, fitted, name, (before, after))
         return outcome
 

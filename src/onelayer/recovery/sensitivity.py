@@ -130,7 +130,7 @@ def _unexplained_jacobian(fit: Fit) -> np.ndarray[Any, Any]:
         moved = np.swapaxes(about * shares[..., None], -1, -2) @ (about @ projection)
         # (n, k, m, d, e) and the query (n, k, p) -> rows (n·k, e), columns (p, m·d)
         moved = np.moveaxis(moved, -1, 2).reshape(n * tokens, weights.shape[1], 1, heads * dim)
-        parts.append(moved * queries.reshape(n * tokens, 1, -1, 1))
+        parts.append(moved * queries.reshape(n * tokens, 1, queries.shape[2], 1))
     whole = np.concatenate(parts).reshape(sum(len(part) for part in parts), -1)
     features = np.concatenate([arrays.to_numpy(one.features) for one in attended])
     inverse = arrays.to_numpy(fit.inverse)
@@ -189,8 +189,10 @@ def _krylov(fit: Fit, tangent: Tangent, rng: np.random.Generator) -> _Krylov:
         determined &= shares < _SHARE * shares.max()
     ratio = smallest / largest if largest > 0 else 0.0
     # Noise has parts in the right side as the roots of eigenvalues: those of the weakest direction
-    # are this small, and count the most in the solution.
-    enough, extremes = _SOLVED**2 * ratio, (smallest**0.5, largest**0.5)
+    # of the weakest head are this small, and count the most in the solution.
+    weakest = ratio * strengths[determined].min(initial=1.0) ** 2
+    enough = _SOLVED**2 * max(weakest, _UNDETERMINED)
+    extremes = smallest**0.5, largest**0.5
     return _Krylov(products, tangent, enough, strengths, extremes, determined, sure)
 
 
