@@ -38,7 +38,7 @@ DEPARTURES: dict[str, tuple[Any, ...]] = {
     "geometry": (
         *("decay to 1e-1", "decay to 1e-2", "decay to 1e-4", "decay to 1e-6"),
         *("layer norm", "layer norm with gain", "mean 10", "rank-deficient"),
-        *("correlated coordinates", "correlated tokens"),
+        *("correlated coordinates", "correlated tokens", "integers", "columns of 1e-2 to 1e2"),
     ),
     "repetition": ("repeated tokens", "small vocabulary", "examples copied", "inputs copied"),
     "scale": (1e-3, 1e-2, 0.1, 10.0, 100.0, 1e3),
@@ -46,7 +46,7 @@ DEPARTURES: dict[str, tuple[Any, ...]] = {
         *("float32", "float16", "bfloat16", "three decimals"),
         *("noise 1e-6", "noise 1e-3", "noise 1e-2", "noise 1e-1"),
     ),
-    "input_dtype": ("float32",),
+    "input_dtype": ("float32", "float16"),
     "layer": ("known rank", "bias", "bias and known rank", "fewer outputs"),
 }
 SINGLE = [(axis, value) for axis, values in DEPARTURES.items() for value in values]
@@ -132,6 +132,10 @@ def placed(X: Array, geometry: str, d: int, rng: np.random.Generator) -> Array:
         return layer_norm(X) * (rng.lognormal(0.0, 0.5, d) if "gain" in geometry else 1.0)
     if geometry == "mean 10":
         return X + 10.0
+    if geometry == "integers":
+        return np.rint(5.0 * X)
+    if geometry.startswith("columns"):
+        return X * 10.0 ** rng.uniform(-2.0, 2.0, d)
     if geometry == "rank-deficient":
         return X @ rng.standard_normal((X.shape[2], d)) / np.sqrt(X.shape[2])
     if geometry == "correlated coordinates":

@@ -194,7 +194,7 @@ def solved_case(layer, X, mask=None, causal=False):
 def frame_as_it_is(X, Y, scale=1.0, causal=False, bias=False):
     """The frame of tokens that are taken as they are given, on all directions."""
     (_, tokens, dim), out_dim = X.shape, int(Y.shape[2])
-    whole = Span(np.zeros(dim), np.eye(dim), np.ones(dim), np.zeros(dim))
+    whole = Span(np.zeros(dim), np.eye(dim), np.ones(dim), np.zeros(dim), np.eye(dim))
     origin, whitening, mean = (
         like(value, Y) for value in (np.zeros(dim), np.eye(dim), np.zeros(out_dim))
     )

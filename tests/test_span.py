@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onelayer import AttentionLayer, inputs
-from onelayer.arrays import to_numpy
 from onelayer.span import moments, span_of
 
 
@@ -96,9 +95,7 @@ def test_directions_count_down_to_a_share_of_the_strongest(weakest, rank):
 
 @pytest.mark.parametrize("size", [1e-150, 1e-9, 1.0, 1e9, 1e150])
 @pytest.mark.parametrize("kind", DEGENERATE)
-def test_the_scale_of_the_tokens_does_not_matter(kind, size, request):
-    if kind == "one-hot" and size == 1e-150:
-        request.applymarker(pytest.mark.xfail(reason="zeros count as rounded to 2^-53"))
+def test_the_scale_of_the_tokens_does_not_matter(kind, size):
     plain, scaled = span_of(degenerate(kind)), span_of(degenerate(kind) * size)
     assert scaled.rank == plain.rank
     np.testing.assert_allclose(scaled.mean, plain.mean * size, rtol=1e-9, atol=1e-12 * size)
@@ -124,7 +121,6 @@ def test_tokens_that_are_all_the_same_have_no_direction(kind):
     assert bool(found.outside.any()) == (kind == "ones")
 
 
-@pytest.mark.xfail(reason="the error of a computed mean counts as a spread")
 @pytest.mark.parametrize("n", [1000, 20_000])
 def test_tokens_that_are_all_the_same_have_no_direction_by_rounding(n):
     assert span_of(np.full((n, 5, 4), [0.1, 1.0, -0.7, 1 / 3])).rank == 0
@@ -250,11 +246,3 @@ def test_inputs_that_do_not_fit_the_layer_are_refused():
         layer.distance(layer, inputs=np.ones((2, 2, 4)))
     with pytest.raises(ValueError, match="expected three axes"):
         layer.distance(layer, inputs=np.ones((2, 3)))
-
-
-def test_times_scales_all_but_the_basis():
-    found = span_of(degenerate("constant"))
-    twice = found.times(2.0)
-    np.testing.assert_array_equal(twice.basis, found.basis)
-    for name in ("mean", "deviations", "outside"):
-        np.testing.assert_array_equal(getattr(twice, name), 2 * to_numpy(getattr(found, name)))

@@ -330,9 +330,9 @@ def _relative_errors(
     mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
     """|mine_i - theirs_j| / |theirs_j| for all pairs, 0/0 taken as 0."""
-    # Largest entries at 1, so that squares neither overflow nor vanish.
-    scale = max(np.abs(mine).max(initial=0.0), np.abs(theirs).max(initial=0.0)) or 1.0
-    mine, theirs = mine / scale, theirs / scale
+    # Largest entries at about 1, so that squares neither overflow nor vanish, by a power of two.
+    largest = max(np.abs(mine).max(initial=0.0), np.abs(theirs).max(initial=0.0))
+    mine, theirs = (np.ldexp(one.astype(float), -np.frexp(largest)[1]) for one in (mine, theirs))
     gap = np.stack([np.linalg.norm(row - theirs, axis=1) for row in mine])
     size = np.broadcast_to(np.linalg.norm(theirs, axis=1), gap.shape)
     relative = np.full(gap.shape, np.inf)

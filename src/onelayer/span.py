@@ -64,12 +64,15 @@ def moments(tokens: Array, there: Array | None = None, by_column: bool = False) 
     if there is None:
         rows = int(flat.shape[0])
         mean = xp.sum(flat, axis=0) / max(rows, 1)
-        centred = flat - mean
+        centred, counted = flat - mean, None
     else:
         counted = xp.astype(xp.reshape(there, (-1, 1)), flat.dtype)
         rows = round(float(xp.sum(counted)))
         mean = xp.sum(flat * counted, axis=0) / max(rows, 1)
         centred = (flat - mean) * counted
+    # Once more: large means leave rounding errors that would count as a spread.
+    rest = xp.sum(centred, axis=0) / max(rows, 1)
+    mean, centred = mean + rest, centred - (rest if counted is None else rest * counted)
     if by_column:
         return Moments(rows, mean, xp.sum(centred * centred, axis=0))
     return Moments(rows, mean, arrays.transpose(centred) @ centred)

@@ -155,7 +155,7 @@ def test_what_an_interrupted_search_came_to_is_kept(path):
 
     def interrupting(row):
         errors.append(row.error)
-        if len(errors) == 9:
+        if len(errors) == 10:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -354,7 +354,6 @@ for method in ("sculpt", "refine"):
 """
 
 
-@pytest.mark.xfail(reason="error bars look for equal rows in all chunks at once")
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are read from /proc")
 def test_memory_is_bounded_whatever_the_size_of_the_files(tmp_path):
     n = 200_000

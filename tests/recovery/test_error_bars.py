@@ -247,9 +247,9 @@ def test_bars_of_many_examples_come_from_few_of_them(monkeypatch):
 def test_equal_rows_count_once():
     layer, X = drawn(0, n=200)
     posed, fit = refined(layer, X, 1e-3)
-    assert error_bars._copies(fit) == 1.0
+    assert error_bars._copies(posed) == 1.0
     twice = posed.take(np.tile(np.arange(200), 2))
     again = reduced.fit(twice.cut(2), fit.stacked)
-    assert error_bars._copies(again) == 2.0
+    assert error_bars._copies(twice) == 2.0
     plain, doubled = bars_of(posed, fit), bars_of(twice, again)
     np.testing.assert_allclose(doubled.attention, plain.attention, rtol=0.5)

@@ -215,8 +215,7 @@ def _other_axes(examples: _Examples, rng: np.random.Generator) -> Iterator[Suspi
     Exchanging tokens and dimensions takes outputs as wide as the inputs. Exchanging examples and
     tokens is for arrays with the sequence first, as in torch.
     """
-    # About the mean of every entry: means of columns are easy to predict in a wrong order.
-    X, Y = (values - values.mean(axis=0) for values in (examples.X, examples.Y))
+    X, Y = examples.X, examples.Y
     mine = _predicted_share(X, Y, rng)
     orders: list[tuple[tuple[int, int, int], str]] = [((1, 0, 2), "(tokens, examples, dim)")]
     if X.shape == Y.shape:
@@ -237,8 +236,10 @@ def _other_axes(examples: _Examples, rng: np.random.Generator) -> Iterator[Suspi
 def _predicted_share(X: Values, Y: Values, rng: np.random.Generator) -> float | None:
     """The share of outputs that the row's token and the mean token predict; None if too few rows.
 
-    Rows, not examples, are held out: in a wrong order of the axes there may be few examples.
+    Rows, not examples, are held out: in a wrong order of the axes there may be few examples. The
+    mean over examples is subtracted: means of columns are easy to predict in a wrong order.
     """
+    X, Y = X - X.mean(axis=0), Y - Y.mean(axis=0)
     n, tokens, dim = X.shape
     if n * tokens < _ROWS_PER_FEATURE * 2 * (2 * dim + 1) or tokens < 2:
         return None

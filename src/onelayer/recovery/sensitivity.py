@@ -35,6 +35,7 @@ _SHARE = 0.05  # of such a direction, from which on a head counts as taking part
 # Operations that it takes to form S: below the first it is always formed, as Lanczos steps cost as
 # much; below the second only where these leave something undecided.
 _CHEAP, _BEARABLE = 2e8, 5e10
+_EASY = 1e-5  # eigenvalues above this, relative to the largest, are solved for in few products
 _SOLVED = 0.2  # the share of the weakest direction's part in the right side that may be left over
 
 
@@ -68,7 +69,7 @@ def sensitivity(fit: Fit, rank: int | None, rng: np.random.Generator) -> Sensiti
     if operations <= _CHEAP:
         return _dense(fit, tangent)
     found = _krylov(fit, tangent, rng)
-    return found if found.sure or operations > _BEARABLE else _dense(fit, tangent)
+    return found if found.easy or operations > _BEARABLE else _dense(fit, tangent)
 
 
 # Formed and decomposed
@@ -155,7 +156,10 @@ def _basis(tangent: Tangent, stacked: Array) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True, eq=False)
 class _Krylov:
-    """S by products alone; `sure` if its smallest eigenvalue has been found."""
+    """S by products alone.
+
+    It is `easy` if its smallest eigenvalue has been found and solves will take few products.
+    """
 
     products: Jacobian
     tangent: Tangent
@@ -163,7 +167,7 @@ class _Krylov:
     strengths: np.ndarray[Any, Any]
     extremes: tuple[float, float]
     determined: np.ndarray[Any, Any]
-    sure: bool
+    easy: bool
 
     def solve(self, right: Array) -> Array | None:
         measure, right = refine.Measure(self.tangent, None), self.tangent.project(right)
@@ -193,7 +197,8 @@ def _krylov(fit: Fit, tangent: Tangent, rng: np.random.Generator) -> _Krylov:
     weakest = ratio * strengths[determined].min(initial=1.0) ** 2
     enough = _SOLVED**2 * max(weakest, _UNDETERMINED)
     extremes = smallest**0.5, largest**0.5
-    return _Krylov(products, tangent, enough, strengths, extremes, determined, sure)
+    easy = sure and weakest > _EASY and bool(determined.all())
+    return _Krylov(products, tangent, enough, strengths, extremes, determined, easy)
 
 
 def _head_scales(products: Jacobian, start: Array, dim: int) -> Array:
