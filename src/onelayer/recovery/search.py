@@ -57,7 +57,7 @@ _MOST_ROUNDED = 0.1  # outputs that are rounded more than that say too little
 _JUDGED = 20_000  # examples that stay elsewhere: so many are brought here to tell noise by
 # A search that has taken this many seconds, by its operations, and so many products, without an
 # end in sight is hopeless. Counted, not timed, so that results do not depend on the machine.
-_HOPELESS_SECONDS, _HOPELESS_PRODUCTS = 12.0, 3000
+_HOPELESS_SECONDS, _HOPELESS_PRODUCTS = 25.0, 3000
 _SECONDS_PER_OPERATION, _SECONDS_PER_CALL = 1 / 2e10, 3e-4
 _DISTRUSTED_RESTARTS = 2  # are enough where the examples look like those of another model
 _LARGE = 2e10  # floating point operations of a product with S, from which a problem is large
