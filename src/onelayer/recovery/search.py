@@ -54,6 +54,7 @@ _SAME_LOSS, _SAME_HEADS = 1e-3, 1e-2  # relative differences within which two mi
 # makes larger errors than rounding them to it once, which is all that was done to coarser ones.
 _ARITHMETIC, _ROUNDED, _COARSE_ROUNDING = 5e2, 1.3, 1e-6
 _MOST_ROUNDED = 0.1  # outputs that are rounded more than that say too little
+_SURELY_GOOD = 0.1  # error below which a fit is in no bad minimum
 _JUDGED = 20_000  # examples that stay elsewhere: so many are brought here to tell noise by
 # A search that has taken this many seconds, by its operations, and so many products, without an
 # end in sight is hopeless. Counted, not timed, so that results do not depend on the machine.
@@ -316,9 +317,9 @@ class Search:
         """Improve on an outcome by growing it and by fresh starts, until it is explained.
 
         What is left over counts as noise once growing could not improve on it, a fresh start has
-        led to the same heads again, fits with more heads are no better on unseen examples, and
-        the residuals know nothing of the inputs. If they do know something, and another start leads
-        to these heads once more, the model is wrong.
+        led to the same heads again (or growing has, if little is left over), fits with more heads
+        are no better on unseen examples, and the residuals know nothing of the inputs. If they do
+        know something, and another attempt leads to these heads once more, the model is wrong.
         """
         heads, restarts = best.state.fit.heads, self.restarts
         if self.doubt is not None and not best.solved and not self.log.spent:
@@ -341,9 +342,11 @@ class Search:
             outcome = self.run(name, stacked, heads, refine.GENTLE, attempt)
             grown = grown or grow or spare == 0
             same = self.same(best, outcome)
-            if not grow and grown and same and refused:
+            # Bad minima leave far more than this: there heads that grow back are enough.
+            again = same and grown and (not grow or best.state.fit.error < _SURELY_GOOD)
+            if again and refused:
                 return replace(best, misfit=True)
-            if not grow and grown and same:
+            if again:
                 # Asked once for a minimum: asked often enough, the test would pass by chance.
                 refused = not self.noise_remains(best.state.fit)
                 best = replace(best, noise=not refused)
