@@ -46,10 +46,6 @@ class Sample:
     fitted: Values
     residual: Values
 
-    @property
-    def rows(self) -> int:
-        return int(self.tokens.shape[0] * self.tokens.shape[1])
-
 
 Features: TypeAlias = Callable[[Sample], Values]
 NAMES = ("place", "restricted", "output", "keys", "sequence")
