@@ -34,9 +34,9 @@ from rich.table import Table
 from sklearn.linear_model import Ridge
 
 import onelayer as ol
-from onelayer import arrays
-from onelayer.random_features.design import Design
-from onelayer.random_features.estimators import Regressor
+from onelayer.array import backend, linalg
+from onelayer.features.estimators import Regressor
+from onelayer.features.solvers.design import Design
 
 MODELS = ol.theory.MODELS
 TEST_EXAMPLES = 2000
@@ -118,14 +118,14 @@ def stages(
     took, _ = timed(lambda: [design.by_columns(part) for part in design.column_panels()])
     yield "features", took, n * feature_operations(model, options) / speed.double
     single = design.single()
-    total = arrays.zeros((n, n), single.sample)
+    total = backend.zeros((n, n), single.sample)
     took = 0.0
     for part in single.column_panels():
         panel = single.by_columns(part)
-        took += timed(lambda panel=panel: arrays.add_gram(total, panel))[0]
+        took += timed(lambda panel=panel: linalg.add_gram(total, panel))[0]
     yield "Gram matrix", took, n * n * p / speed.single
-    arrays.add_to_diagonal(total, options.alpha)
-    took, _ = timed(lambda: arrays.cholesky(total))
+    linalg.add_to_diagonal(total, options.alpha)
+    took, _ = timed(lambda: linalg.cholesky(total))
     yield "factor", took, n**3 / 3 / speed.single
 
 

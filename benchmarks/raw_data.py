@@ -32,7 +32,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import onelayer as ol
-from onelayer import sources
+from onelayer.data import sources
 
 TOKENS, DIM = 6, 5
 SIZES = np.logspace(-6, 6, DIM)  # of the columns, where each has its own

@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 import onelayer as ol
-from onelayer import arrays
+from onelayer.array import backend
+from onelayer.io.pretrained import packaged
 from onelayer.lab.claims.conditions_real import PACKAGE
-from onelayer.pretrained import packaged
 
 TOKENS = 8
 FOUND = 1e-6  # relative error of a head
@@ -95,7 +95,7 @@ def measure(
 ) -> list[str]:
     """One row of the table."""
     drawn = amplitude * ol.inputs.boolean(examples, TOKENS, layer.dim, seed=seed)
-    X = drawn if options.device == "cpu" else arrays.place(drawn, options.device)
+    X = drawn if options.device == "cpu" else backend.place(drawn, options.device)
     Y = layer(X)
     peak_memory(X, anew=True)
     found = ol.recover(
@@ -126,7 +126,7 @@ def measure(
 
 def peak_memory(X: Any, anew: bool = False) -> float:
     """The most bytes held at a time: on a GPU since it was asked `anew`, else in all."""
-    if arrays.gpu_memory(X) is None:
+    if backend.gpu_memory(X) is None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
     import torch
 

@@ -39,8 +39,9 @@ from rich.console import Console
 from rich.table import Table
 
 import onelayer as ol
-from onelayer import arrays, chunks, sources
-from onelayer.random_features.design import Design
+from onelayer.array import backend, linalg
+from onelayer.data import sources
+from onelayer.features.solvers.design import Design
 
 JOBS = RIDGE, SCULPT, REFINE = ["ridge", "sculpt", "refine"]
 GIGA = 1e9
@@ -203,8 +204,8 @@ def on_cluster(
         found = ol.files.dask_arrays(path)
         X, Y = found["X"], found["Y"]
         source = sources.source({"X": X, "Y": Y})
-        nothing = chunks.each(len, source.chunks)
-        empty = min(timed(lambda: chunks.merged(nothing, operator.add))[0] for _ in range(3))
+        nothing = source.chunks.map(len)
+        empty = min(timed(lambda: nothing.reduce(operator.add))[0] for _ in range(3))
         seconds, result = timed(lambda: done(job, X, Y, options.heads))
     return seconds, result, empty
 
@@ -216,7 +217,7 @@ def gpu(options: argparse.Namespace, _folder: Path) -> Iterator[Table]:
     """The paper's learning curves and a recovery."""
     import torch
 
-    arrays.check_device(options.device)
+    backend.check_device(options.device)
     device = torch.device(options.device)
     on_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_gpu else "the CPU"
@@ -257,7 +258,7 @@ def curve_rows(
         yield name, seconds, limit, f"least error {curve.test_error.min():.2g}"
     yield "three curves", total, limits, ""
     model = curves.estimator("rfa", heads, dim, 1e-3)
-    design = curves.design_of(model, arrays.place(X[:n], options.device)).single()
+    design = curves.design_of(model, backend.place(X[:n], options.device)).single()
     seconds = gram_seconds(design)
     yield "Gram matrix", seconds, n * n * design.columns / single, "half of it, float32"
 
@@ -284,8 +285,8 @@ def recovery_row(options: argparse.Namespace, double: float) -> tuple[str, float
 
 def product_speed(reference: Any, size: int) -> float:
     """Operations a second of one large product: the best of five."""
-    xp = arrays.namespace(reference)
-    matrix = arrays.like(np.random.default_rng(0).standard_normal((size, size)), reference)
+    xp = backend.namespace(reference)
+    matrix = backend.like(np.random.default_rng(0).standard_normal((size, size)), reference)
     other = xp.asarray(matrix.mT, copy=True)
 
     def product() -> None:
@@ -296,12 +297,12 @@ def product_speed(reference: Any, size: int) -> float:
 
 def gram_seconds(design: Design) -> float:
     """Seconds of the products that make Φ Φᵀ, without those of the features."""
-    kernel = arrays.zeros((design.rows, design.rows), design.sample)
+    kernel = backend.zeros((design.rows, design.rows), design.sample)
     took = 0.0
     for part in design.column_panels():
         panel = design.by_columns(part)
         synchronised(panel)
-        took += timed(lambda panel=panel: synchronised(arrays.add_gram(kernel, panel)))[0]
+        took += timed(lambda panel=panel: synchronised(linalg.add_gram(kernel, panel)))[0]
     return took
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 import onelayer as ol
-from onelayer import pretrained
-from onelayer.interchange import MultiHead
+from onelayer.io import pretrained
+from onelayer.io.interchange import MultiHead
 from onelayer.lab import figures
 from onelayer.lab.claims.conditions_real import PACKAGE
 

@@ -35,9 +35,9 @@ from safetensors.numpy import load_file
 from scipy.special import erf, softmax
 
 import onelayer as ol
+from onelayer.io.pretrained import packaged
 from onelayer.lab.claims.conditions_real import PACKAGE
 from onelayer.lab.figures import COLOURS, MARKERS
-from onelayer.pretrained import packaged
 
 SENTENCES = [
     "The cat sleeps on the warm windowsill.",

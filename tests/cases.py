@@ -7,10 +7,15 @@ import numpy as np
 import oracles
 from hypothesis import strategies as st
 
-from onelayer import AttentionLayer, attention, blocks, chunks, inputs, sources
-from onelayer.arrays import double, largest, like, to_numpy
-from onelayer.chunks import InMemory, OneByOne
-from onelayer.recovery import examples, problem, reduced
+from onelayer import AttentionLayer, inputs
+from onelayer.array import blocks
+from onelayer.array.backend import double, largest, like, to_numpy
+from onelayer.data import sources
+from onelayer.data.chunks import InMemory, Streamed
+from onelayer.heads import dense
+from onelayer.recovery import problem
+from onelayer.recovery.gauss_newton import varpro
+from onelayer.recovery.phases import examples
 from onelayer.span import Span
 
 
@@ -58,13 +63,13 @@ class Case:
         passes, each is a chunk that is read anew in every pass.
         """
         posed = self.problem(xp_array)
-        stacked = like(attention.stack(self.attention, self.key_bias), posed.X)
+        stacked = like(dense.stack(self.attention, self.key_bias), posed.X)
         n = posed.examples
         cuts = [slice(start, min(n, start + per_block)) for start in range(0, n, per_block)]
         parts = tuple(posed._block(cut) for cut in cuts)
         spread = InMemory((parts,)) if room is None else read_anew([(part,) for part in parts])
         cut = replace(posed.cut(self.heads), chunks=spread, room=0 if room is None else room)
-        return reduced.fit(cut, stacked)
+        return varpro.fit(cut, stacked)
 
     def options(self):
         """What the oracles take beside the attention matrices."""
@@ -117,17 +122,17 @@ class Case:
 
 def read_anew(values):
     """Chunks of these values that are gone through one by one."""
-    return OneByOne(lambda positions: (values[i] for i in positions), tuple(range(len(values))))
+    return Streamed(lambda positions: (values[i] for i in positions), tuple(range(len(values))))
 
 
 def flat(spread):
     """The blocks, or what belongs to them, of all chunks."""
-    return [one for chunk in chunks.gathered(spread) for one in chunk]
+    return [one for chunk in spread.collect() for one in chunk]
 
 
 def unstacked(direction, dim):
     """(change of the attention matrices, change of the key biases or None)."""
-    parts = to_numpy(attention.unstack(direction, dim))
+    parts = to_numpy(dense.unstack(direction, dim))
     return parts[:, :dim], (parts[:, dim] if parts.shape[1] > dim else None)
 
 
@@ -252,7 +257,7 @@ def missing_one(xp_array=np.asarray, n=4000, **options):
     layer = AttentionLayer.random(heads=3, dim=8, scale=2.0, seed=1, **options)
     case = solved_case(layer, inputs.boolean(n, 4, 8, seed=2))
     posed = case.problem(xp_array)
-    true = attention.stack(case.attention, case.key_bias)
+    true = dense.stack(case.attention, case.key_bias)
     found = true.copy()
     found[:, 8:16] = np.random.default_rng(5).standard_normal(found[:, 8:16].shape) / 8
-    return posed, reduced.fit(posed.cut(3), xp_array(found)), true
+    return posed, varpro.fit(posed.cut(3), xp_array(found)), true

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onelayer import sources
+from onelayer.data import sources
 
 KINDS = ["file", "function", "dask", "cluster"]
 _ROWS = 13  # of a block: the last one of most arrays is shorter

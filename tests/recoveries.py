@@ -11,8 +11,9 @@ import places
 import pytest
 from cases import random_mask
 
-from onelayer import AttentionLayer, inputs, recover, sources
-from onelayer.arrays import to_numpy
+from onelayer import AttentionLayer, inputs, recover
+from onelayer.array.backend import to_numpy
+from onelayer.data import sources
 
 PARTS = 3  # in which the examples of most tests come
 

@@ -3,13 +3,15 @@
 import numpy as np
 import oracles
 
-from onelayer import inputs, sources
-from onelayer.arrays import namespace, to_numpy
-from onelayer.random_features import design as design_module
-from onelayer.random_features import mlp, ridge
-from onelayer.random_features.design import Design, SpreadDesign
-from onelayer.random_features.progress import untracked
-from onelayer.random_features.sets import as_sets
+from onelayer import inputs
+from onelayer.array.backend import namespace, to_numpy
+from onelayer.data import sources
+from onelayer.features import mlp_features
+from onelayer.features.progress import untracked
+from onelayer.features.sets import as_sets
+from onelayer.features.solvers import design as design_module
+from onelayer.features.solvers import ridge
+from onelayer.features.solvers.design import Design, SpreadDesign
 
 
 def tokens(n, seed=0, dtype="f8"):
@@ -28,7 +30,7 @@ def targets_for(X, count=2, seed=1):
 
 
 def design_for(X, features, xp_array=np.asarray, weights=None):
-    neurons = mlp.draw(features, X.shape[1], X.shape[2], np.random.default_rng(5))
+    neurons = mlp_features.draw(features, X.shape[1], X.shape[2], np.random.default_rng(5))
     scale = None if weights is None else xp_array(np.sqrt(weights).astype(X.dtype))
     return Design(neurons, as_sets(xp_array(X)), scale)
 

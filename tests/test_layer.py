@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onelayer import AttentionLayer, HeadMatch, blocks, inputs
-from onelayer.arrays import namespace, to_numpy
+from onelayer import AttentionLayer, HeadMatch, inputs
+from onelayer.array import blocks
+from onelayer.array.backend import namespace, to_numpy
 
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5}
 

@@ -14,7 +14,7 @@ import safetensors.numpy
 import scripts
 
 import onelayer as ol
-from onelayer import pretrained
+from onelayer.io import pretrained
 from onelayer.recovery.reasons import Reason
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "real_transformer.py"

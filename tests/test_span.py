@@ -158,7 +158,7 @@ def test_moments_of_blocks_add_up_to_those_of_all(seed, counts, masked, by_colum
 def test_the_span_does_not_depend_on_the_blocks(monkeypatch):
     X = degenerate("constant")
     whole = span_of(X)
-    monkeypatch.setattr("onelayer.blocks.BLOCK_BYTES", 16 * 3 * 5 * 7)
+    monkeypatch.setattr("onelayer.array.blocks.BLOCK_BYTES", 16 * 3 * 5 * 7)
     cut = span_of(X)
     np.testing.assert_allclose(cut.mean, whole.mean, atol=1e-12)
     np.testing.assert_allclose(cut.deviations, whole.deviations, rtol=1e-12)

@@ -4,37 +4,33 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from onelayer import files, inputs
+from onelayer import inputs, theory
+from onelayer.data import files
 from onelayer.layer import AttentionLayer, HeadMatch
-from onelayer.random_features import targets, theory
+from onelayer.recovery.api import Recovery, recover
 from onelayer.recovery.certificate import Certificate
-from onelayer.recovery.conditions import (
-    Condition,
-    ConditionSurvey,
-    conditions,
-    survey_conditions,
-)
+from onelayer.recovery.conditions import Condition, ConditionSurvey, conditions, survey_conditions
 from onelayer.recovery.hard import hard_instance
 from onelayer.recovery.reasons import Reason
-from onelayer.recovery.recover import Recovery, recover
 from onelayer.recovery.trace import TraceRow
+from onelayer.theory import targets
 
 if TYPE_CHECKING:
-    from onelayer.random_features.curves import LearningCurve, learning_curve
-    from onelayer.random_features.estimators import (
+    from onelayer.features.estimators import (
         AttentionFeatures,
         AttentionKernelRidge,
         RandomFeatureAttention,
         RandomFeatureAttentionClassifier,
         RandomFeatureMLP,
     )
-    from onelayer.random_features.kernel_matrices import attention_kernel, mlp_kernel
+    from onelayer.features.kernel_matrices import attention_kernel, mlp_kernel
+    from onelayer.features.learning_curves import LearningCurve, learning_curve
 
 __version__ = version("onelayer")
 
 # These rest on scikit-learn, whose import takes longer than that of all else: when they are used.
 _MODULES = {
-    "curves": ("LearningCurve", "learning_curve"),
+    "learning_curves": ("LearningCurve", "learning_curve"),
     "estimators": (
         "AttentionFeatures",
         "AttentionKernelRidge",
@@ -78,7 +74,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"onelayer.random_features.{_LATER[name]}"), name)
+    value = getattr(import_module(f"onelayer.features.{_LATER[name]}"), name)
     globals()[name] = value
     return value
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from onelayer.checks import positive_int
+from onelayer.array.checks import positive_int
 
 Seed = int | np.random.Generator
 

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from onelayer import arrays, attention, blocks, checks, interchange, pretrained, sources
-from onelayer.arrays import Array
+from onelayer.array import backend, blocks, checks
+from onelayer.array.backend import Array
+from onelayer.data import sources
+from onelayer.data.sources import Chunk
+from onelayer.heads import dense
 from onelayer.inputs import Seed
-from onelayer.sources import Chunk
+from onelayer.io import interchange, pretrained
 from onelayer.span import Span, span_of
 
 
@@ -53,11 +56,11 @@ class AttentionLayer:
         key_bias: Any = None,
         output_bias: Any = None,
     ) -> None:
-        self.attention = arrays.as_real(attention, "attention")
-        self.projection = arrays.as_real(projection, "projection")
-        self.key_bias = None if key_bias is None else arrays.as_real(key_bias, "key_bias")
+        self.attention = backend.as_real(attention, "attention")
+        self.projection = backend.as_real(projection, "projection")
+        self.key_bias = None if key_bias is None else backend.as_real(key_bias, "key_bias")
         self.output_bias = (
-            None if output_bias is None else arrays.as_real(output_bias, "output_bias")
+            None if output_bias is None else backend.as_real(output_bias, "output_bias")
         )
         self._check_shapes()
 
@@ -157,7 +160,7 @@ class AttentionLayer:
     def _outputs_elsewhere(self, given: dict[str, Any], causal: bool) -> Any:
         """Checks of what can be seen at once; what is in the chunks shows when they are read."""
         X, mask = sources.sample(given)
-        arrays.check_real(X, "X")
+        backend.check_real(X, "X")
         checks.token_shape(tuple(getattr(given["X"], "shape", X.shape)))
         self._check_dim(X)
         if mask is not None and mask.shape[1:] != X.shape[1:2]:
@@ -167,7 +170,7 @@ class AttentionLayer:
             )
         work = partial(self._outputs, causal=causal)
         row_shape = (int(X.shape[1]), self.out_dim)
-        return sources.mapped(work, given, row_shape, arrays.floating(X).dtype)
+        return sources.mapped(work, given, row_shape, backend.floating(X).dtype)
 
     def _outputs(self, chunk: Chunk, causal: bool) -> Array:
         X, mask = chunk.arrays
@@ -177,7 +180,7 @@ class AttentionLayer:
         layer = self.to(X)
         n, tokens, _ = X.shape
         per_example = 8 * tokens * self.heads * (2 * self.dim + 2 * tokens)
-        outputs = arrays.zeros((n, tokens, self.out_dim), X)
+        outputs = backend.zeros((n, tokens, self.out_dim), X)
         for part in blocks.slices(n, per_example):
             part_mask = None if mask is None else mask[part, ...]
             outputs[part, ...] = layer._forward(X[part, ...], part_mask, causal)
@@ -190,11 +193,11 @@ class AttentionLayer:
             )
 
     def _forward(self, X: Array, mask: Array | None, causal: bool) -> Array:
-        xp = arrays.namespace(X)
-        queries = X if self.key_bias is None else attention.with_constant(X)
-        stacked = attention.stack(self.attention, self.key_bias)
-        allowed = attention.allowed_pairs(mask, causal, X)
-        rows = attention.features(attention.weights(queries, X, stacked, allowed), X)
+        xp = backend.namespace(X)
+        queries = X if self.key_bias is None else dense.with_constant(X)
+        stacked = dense.stack(self.attention, self.key_bias)
+        allowed = dense.allowed_pairs(mask, causal, X)
+        rows = dense.features(dense.weights(queries, X, stacked, allowed), X)
         outputs = rows @ xp.reshape(self.projection, (-1, self.out_dim))
         if self.output_bias is not None:
             outputs = outputs + self.output_bias
@@ -204,7 +207,7 @@ class AttentionLayer:
         """The same layer in the namespace, on the device and with the dtype of `reference`."""
 
         def convert(array: Array | None) -> Array | None:
-            return None if array is None else arrays.like(array, reference)
+            return None if array is None else backend.like(array, reference)
 
         return AttentionLayer(
             convert(self.attention),
@@ -305,7 +308,7 @@ def _check_shape(array: Array | None, name: str, expected: tuple[int, ...]) -> N
 def _as_points(layer: AttentionLayer, inside: Span | None) -> list[np.ndarray[Any, Any]]:
     """Attention (with the key bias) and projection as one row of numbers a head."""
     heads = layer.heads
-    theta, projection = arrays.to_numpy(layer.attention), arrays.to_numpy(layer.projection)
+    theta, projection = backend.to_numpy(layer.attention), backend.to_numpy(layer.projection)
     bias = _flat(layer.key_bias, heads * layer.dim).reshape(heads, 1, -1)
     if inside is None:
         points = np.concatenate([theta, bias], axis=1)
@@ -319,11 +322,11 @@ def _constant(layer: AttentionLayer, inside: Span | None) -> np.ndarray[Any, Any
     bias = _flat(layer.output_bias, layer.out_dim)
     if inside is None:
         return bias
-    return inside.output_bias(arrays.to_numpy(layer.projection), bias)
+    return inside.output_bias(backend.to_numpy(layer.projection), bias)
 
 
 def _flat(array: Array | None, size: int) -> np.ndarray[Any, Any]:
-    return np.zeros((1, size)) if array is None else arrays.to_numpy(array).reshape(1, -1)
+    return np.zeros((1, size)) if array is None else backend.to_numpy(array).reshape(1, -1)
 
 
 def _relative_errors(

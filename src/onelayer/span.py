@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from onelayer import arrays, blocks
-from onelayer.arrays import Array
-from onelayer.rounding import COARSEST, rounding
+from onelayer.array import backend, blocks
+from onelayer.array.backend import Array
+from onelayer.array.rounding import COARSEST, rounding
 
 Matrix: TypeAlias = np.ndarray[Any, Any]
 
@@ -59,7 +59,7 @@ def moments(tokens: Array, there: Array | None = None, by_column: bool = False) 
 
     With `by_column` the scatter is that of every column alone, (d,).
     """
-    xp = arrays.namespace(tokens)
+    xp = backend.namespace(tokens)
     flat = xp.reshape(tokens, (-1, tokens.shape[-1]))
     if there is None:
         rows = int(flat.shape[0])
@@ -75,7 +75,7 @@ def moments(tokens: Array, there: Array | None = None, by_column: bool = False) 
     mean, centred = mean + rest, centred - (rest if counted is None else rest * counted)
     if by_column:
         return Moments(rows, mean, xp.sum(centred * centred, axis=0))
-    return Moments(rows, mean, arrays.transpose(centred) @ centred)
+    return Moments(rows, mean, backend.transpose(centred) @ centred)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +132,7 @@ def span(found: Moments, sample: Array, scale: float = 1.0) -> Span:
     if tokens spread along it by more than 1e-7, and by more than rounding their entries would make
     them spread. What a single column says is exact, however it was rounded.
     """
-    mean, scatter = arrays.to_numpy(found.mean), arrays.to_numpy(found.scatter)
+    mean, scatter = backend.to_numpy(found.mean), backend.to_numpy(found.scatter)
     squares = np.diag(scatter) / max(found.rows, 1)
     sizes = np.sqrt(squares + mean**2)
     varies = np.flatnonzero(np.sqrt(squares) > _CONSTANT * sizes)
@@ -163,11 +163,11 @@ def span(found: Moments, sample: Array, scale: float = 1.0) -> Span:
 
 def span_of(X: Array, mask: Array | None = None) -> Span:
     """The span of examples X (n, tokens, dim) in memory, without padding."""
-    scale = arrays.largest(X) or 1.0  # squares of entries up to 1 neither overflow nor vanish
+    scale = backend.largest(X) or 1.0  # squares of entries up to 1 neither overflow nor vanish
     total = None
     for part in blocks.slices(X.shape[0], 16 * X.shape[1] * X.shape[2]):
         there = None if mask is None else mask[part, ...]
-        some = moments(arrays.double(X[part, ...]) / scale, there)
+        some = moments(backend.double(X[part, ...]) / scale, there)
         total = some if total is None else total + some
     assert total is not None
     return span(total, X, scale)

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from onelayer import inputs
+from onelayer.features.estimators import RandomFeatureAttention, RandomFeatureMLP
+from onelayer.features.learning_curves import LearningCurve
 from onelayer.lab import learning
 from onelayer.lab.seeds import generator
-from onelayer.random_features.curves import LearningCurve
-from onelayer.random_features.estimators import RandomFeatureAttention, RandomFeatureMLP
-from onelayer.random_features.targets import average_power, correlation_weighted
+from onelayer.theory.targets import average_power, correlation_weighted
 
 CHOSEN = [average_power(1, 3), correlation_weighted(1, 3)]
 

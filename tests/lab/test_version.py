@@ -111,7 +111,7 @@ def test_lab_and_command_line_are_no_numerics(monkeypatch):
     monkeypatch.setattr(version, "_plain", lambda path: seen.append(path.as_posix()) or [])
     version._numerics.__wrapped__()
     assert any(path.endswith("onelayer/layer.py") for path in seen)
-    assert any(path.endswith("recovery/refine.py") for path in seen)
+    assert any(path.endswith("gauss_newton/levenberg_marquardt.py") for path in seen)
     assert not [path for path in seen if "onelayer/lab/" in path or "onelayer/cli/" in path]
 
 

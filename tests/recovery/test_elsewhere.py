@@ -22,11 +22,13 @@ from recoveries import (
     solved,
 )
 
-from onelayer import AttentionLayer, Reason, chunks, inputs, recover, sources
-from onelayer.arrays import to_numpy
-from onelayer.chunks import InMemory, OnCluster, OneByOne
-from onelayer.recovery import door
-from onelayer.recovery import recover as driver
+from onelayer import AttentionLayer, Reason, inputs, recover
+from onelayer.array.backend import to_numpy
+from onelayer.data import chunks, sources
+from onelayer.data.chunks import InMemory, Streamed
+from onelayer.data.dask import OnCluster
+from onelayer.recovery import api as driver
+from onelayer.recovery import validation
 
 pytestmark = pytest.mark.usefixtures("calm")
 
@@ -36,13 +38,13 @@ in_few_places = pytest.mark.parametrize("put", ["function", "torch", "cluster"],
 
 def chunks_of(X, Y, mask=None):
     """The chunks of checked examples."""
-    return door.examples(X, Y, mask).source.chunks
+    return validation.examples(X, Y, mask).source.chunks
 
 
 def test_places_are_what_they_are_called(put):
     X = np.ones((30, 2, 3))
     found = chunks_of(put(X), put(X), put(np.ones((30, 2), dtype=bool)))
-    kind = {"memory": InMemory, "torch": InMemory, "cluster": OnCluster}.get(put.name, OneByOne)
+    kind = {"memory": InMemory, "torch": InMemory, "cluster": OnCluster}.get(put.name, Streamed)
     assert type(found) is kind
     assert len(found) == 1 if kind is InMemory else len(found) >= PARTS
 

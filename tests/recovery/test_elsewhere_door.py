@@ -5,9 +5,10 @@ import places
 import pytest
 from recoveries import PLACES, in_order, solved
 
-from onelayer import arrays, recover
-from onelayer.chunks import OneByOne
-from onelayer.recovery import display, door
+from onelayer import recover
+from onelayer.array import backend
+from onelayer.data.chunks import Streamed
+from onelayer.recovery import display, validation
 
 pytestmark = pytest.mark.usefixtures("calm")
 
@@ -210,7 +211,7 @@ def test_a_cluster_computes_where_the_examples_are(cluster, monkeypatch):
         "device='cuda' was asked for, but the examples are on a Dask cluster, expected "
         "device=None: its workers compute where they are"
     )
-    monkeypatch.setattr(arrays, "check_device", lambda device: None)  # as if there were a GPU
+    monkeypatch.setattr(backend, "check_device", lambda device: None)  # as if there were a GPU
     for there in ({"X": X, "Y": X}, {"X": good(), "Y": X}):
         with pytest.raises(ValueError, match=message):
             recover(**there, heads=1, device="cuda")
@@ -218,8 +219,8 @@ def test_a_cluster_computes_where_the_examples_are(cluster, monkeypatch):
 
 @pytest.mark.parametrize("by", [by_function, lambda array: places.in_dask(array, 7)])
 def test_a_gpu_is_only_in_the_way_of_a_cluster(by):
-    found = door.examples(by(good()), by(good()), None, device="cuda")
-    assert isinstance(found.source.chunks, OneByOne)
+    found = validation.examples(by(good()), by(good()), None, device="cuda")
+    assert isinstance(found.source.chunks, Streamed)
     assert len(found.source) == 30
 
 
@@ -235,7 +236,10 @@ def test_what_cannot_be_sculpted_is_refused_elsewhere_too(name):
 def test_what_a_look_shows_is_the_same_elsewhere(put):
     job = solved("everything")
     X, Y = np.where(job.mask[..., None], job.X, -9.0), job.Y
-    expected, found = door.examples(X, Y, job.mask), door.examples(put(X), put(Y), put(job.mask))
+    expected, found = (
+        validation.examples(X, Y, job.mask),
+        validation.examples(put(X), put(Y), put(job.mask)),
+    )
     assert found.shape == expected.shape == (160, 3, 4, 4)
     largest = abs(X[job.mask]).max(), abs(Y[job.mask]).max()  # padding does not count
     assert found.largest == expected.largest == largest

@@ -5,8 +5,9 @@ import pytest
 from cases import random_mask
 
 from onelayer import AttentionLayer, inputs
-from onelayer.recovery import error_bars, problem, reduced, refine
-from onelayer.recovery.lowrank import tangent
+from onelayer.recovery import error_bars, problem
+from onelayer.recovery.gauss_newton import levenberg_marquardt, varpro
+from onelayer.recovery.gauss_newton.low_rank import tangent
 from onelayer.recovery.sensitivity import sensitivity
 
 
@@ -16,10 +17,12 @@ def refined(layer, X, noise, bias=False, rank=None, mask=None, causal=False, see
     Y = Y + noise * np.random.default_rng(seed + 500).standard_normal(Y.shape)
     posed = problem.pose(X, Y, mask, causal, bias)
     stacked = posed.heads_of(layer)
-    state = refine.begin(posed.cut(layer.heads), stacked, tangent(stacked, posed.dim, rank))
+    state = levenberg_marquardt.begin(
+        posed.cut(layer.heads), stacked, tangent(stacked, posed.dim, rank)
+    )
     rng = np.random.default_rng(seed)
     for _ in range(steps):
-        state = refine.step(state, rng)
+        state = levenberg_marquardt.step(state, rng)
     return posed, state.fit
 
 
@@ -104,7 +107,7 @@ def test_a_search_that_ended_early_has_its_error_in_the_bars():
     layer, X = drawn(0)
     posed = problem.pose(X, layer(X), None, False, False)
     away = posed.heads_of(layer) * (1 + 0.02 * np.random.default_rng(0).standard_normal((3, 6)))
-    fit = reduced.fit(posed.cut(2), away)
+    fit = varpro.fit(posed.cut(2), away)
     bars, errors = bars_of(posed, fit), errors_of(posed, fit, layer, X)
     assert (bars.attention > errors[0]).all()
     assert (bars.projection > errors[1]).all()
@@ -119,7 +122,7 @@ def test_bars_are_the_same_on_every_backend(xp_array):
     whole = problem.pose(xp_array(X), xp_array(Y), None, False, False)
     plain = problem.pose(X, Y, None, False, False)
     found, expected = (
-        bars_of(one, reduced.fit(one.cut(2), one.heads_of(layer))) for one in (whole, plain)
+        bars_of(one, varpro.fit(one.cut(2), one.heads_of(layer))) for one in (whole, plain)
     )
     np.testing.assert_allclose(found.attention, expected.attention, rtol=1e-6)
     np.testing.assert_allclose(found.projection, expected.projection, rtol=1e-6)
@@ -205,7 +208,7 @@ def test_a_head_without_projection_has_no_bar_and_the_others_do():
     layer, X = drawn(0, heads=3, n=150)
     layer.projection[1] = 0.0
     posed = problem.pose(X, layer(X), None, False, False)
-    fit = reduced.fit(posed.cut(3), posed.heads_of(layer))
+    fit = varpro.fit(posed.cut(3), posed.heads_of(layer))
     bars = bars_of(posed, fit, rounding=1e-9, sharp=0.0)
     assert np.isinf(bars.attention).tolist() == [False, True, False]
     assert bars.attention[[0, 2]].max() < 1e-6
@@ -249,7 +252,7 @@ def test_equal_rows_count_once():
     posed, fit = refined(layer, X, 1e-3)
     assert error_bars._copies(posed) == 1.0
     twice = posed.take(np.tile(np.arange(200), 2))
-    again = reduced.fit(twice.cut(2), fit.stacked)
+    again = varpro.fit(twice.cut(2), fit.stacked)
     assert error_bars._copies(twice) == 2.0
     plain, doubled = bars_of(posed, fit), bars_of(twice, again)
     np.testing.assert_allclose(doubled.attention, plain.attention, rtol=0.5)

@@ -5,10 +5,13 @@ from cases import flat, random_case, random_mask, small_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onelayer import AttentionLayer, attention, blocks
-from onelayer.arrays import like, namespace, to_numpy
-from onelayer.chunks import InMemory
-from onelayer.recovery import derivatives, problem, reduced
+from onelayer import AttentionLayer
+from onelayer.array import blocks
+from onelayer.array.backend import like, namespace, to_numpy
+from onelayer.data.chunks import InMemory
+from onelayer.heads import dense
+from onelayer.recovery import problem
+from onelayer.recovery.gauss_newton import jacobian, varpro
 
 
 def pose(xp_array, X, Y, mask=None, causal=False, bias=False):
@@ -176,7 +179,7 @@ def random_heads(posed, heads, seed):
 
 def features_of(posed, stacked, heads):
     """The features of all rows as the fits see them."""
-    parts = [reduced.attend(one, stacked, posed.constant) for one in posed.blocks(heads)]
+    parts = [varpro.attend(one, stacked, posed.constant) for one in posed.blocks(heads)]
     return np.concatenate([to_numpy(part.features) for part in parts])
 
 
@@ -239,7 +242,7 @@ def test_a_layer_goes_there_and_back(bias, kind):
     layer = AttentionLayer.random(heads=2, dim=3, out_dim=4, bias=bias)
     X = tokens_like(random_case(5, n=30, dim=3).X, kind)
     posed = pose(np.asarray, X, layer(X), bias=bias)
-    fit = reduced.fit(posed.cut(2), posed.heads_of(layer))
+    fit = varpro.fit(posed.cut(2), posed.heads_of(layer))
     assert fit.error < 1e-10
     back = posed.layer(fit.stacked, fit.weights)
     for name, array in layer.arrays().items():
@@ -263,7 +266,7 @@ def far_away(masked=False, causal=False, seed=6, **options):
 def test_features_with_an_offset_are_those_of_the_loops(masked, causal):
     posed, stacked = far_away(masked, causal)
     tokens = posed.X + posed.offset  # x A
-    heads = posed._evened() @ attention.unstack(stacked, posed.dim)
+    heads = posed._evened() @ dense.unstack(stacked, posed.dim)
     expected = oracles.attended_tokens(tokens, heads, mask=posed.mask, causal=causal)
     np.testing.assert_allclose(features_of(posed, stacked, 2), expected, rtol=0, atol=1e-10)
 
@@ -275,8 +278,8 @@ def outputs_of(posed, stacked, weights):
 @pytest.mark.parametrize("masked", [False, True])
 def test_products_with_an_offset_are_those_of_finite_differences(masked):
     posed, stacked = far_away(masked, causal=True)
-    fit = reduced.fit(posed.cut(2), stacked)
-    products = derivatives.jacobian(fit)
+    fit = varpro.fit(posed.cut(2), stacked)
+    products = jacobian.jacobian(fit)
     rng = np.random.default_rng(0)
     direction, rows = rng.standard_normal(stacked.shape), rng.standard_normal((36, 2))
     step = 1e-6
@@ -293,10 +296,10 @@ def test_products_with_an_offset_are_those_of_finite_differences(masked):
 
 def test_the_gradient_with_an_offset_is_that_of_finite_differences():
     posed, stacked = far_away()
-    fit = reduced.fit(posed.cut(2), stacked)
+    fit = varpro.fit(posed.cut(2), stacked)
     direction, step = np.random.default_rng(0).standard_normal(stacked.shape), 1e-6
-    losses = [reduced.fit(posed.cut(2), stacked + s * step * direction).loss for s in (1, -1)]
-    slope = -2 * np.sum(derivatives.gradient(fit) * direction) / posed.equations
+    losses = [varpro.fit(posed.cut(2), stacked + s * step * direction).loss for s in (1, -1)]
+    slope = -2 * np.sum(jacobian.gradient(fit) * direction) / posed.equations
     assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(slope, rel=1e-5)
 
 
@@ -390,12 +393,12 @@ def fit_with_padding(xp_array, tokens, outputs, causal=False):
     X = np.where(mask[..., None], case.X, tokens)
     Y = np.where(mask[..., None], case.Y, outputs)
     posed = pose(xp_array, X, Y, mask, causal, bias=True)
-    stacked = like(attention.stack(case.attention, case.key_bias), posed.X)
-    fit = reduced.fit(posed.cut(2), stacked)
+    stacked = like(dense.stack(case.attention, case.key_bias), posed.X)
+    fit = varpro.fit(posed.cut(2), stacked)
     single = like(np.ones(tuple(stacked.shape), dtype=np.float32), stacked)
     xp = namespace(single)
-    product = derivatives.jacobian(fit, single=True).normal(xp.astype(single, xp.float32))
-    return fit.loss, to_numpy(derivatives.gradient(fit)), to_numpy(product), posed.output_scale
+    product = jacobian.jacobian(fit, single=True).normal(xp.astype(single, xp.float32))
+    return fit.loss, to_numpy(jacobian.gradient(fit)), to_numpy(product), posed.output_scale
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -419,7 +422,7 @@ def test_rows_of_padding_do_not_count_for_the_output_bias(xp_array):
     case = random_case(9, n=6, masked=True, bias=True)
     (block,) = case.problem(xp_array).blocks(2)
     np.testing.assert_array_equal(to_numpy(block.counted)[:, 0], case.mask.ravel())
-    stacked = like(attention.stack(case.attention, case.key_bias), block.keys)
-    features = to_numpy(reduced.attend(block, stacked, True).features)
+    stacked = like(dense.stack(case.attention, case.key_bias), block.keys)
+    features = to_numpy(varpro.attend(block, stacked, True).features)
     assert abs(features[~case.mask.ravel()]).max() == 0
     np.testing.assert_array_equal(features[:, -1], case.mask.ravel())

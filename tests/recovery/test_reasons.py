@@ -4,7 +4,7 @@ import re
 import pytest
 
 from onelayer import Reason, recover
-from onelayer.recovery import door
+from onelayer.recovery import validation
 
 
 def test_no_two_reasons_read_alike():
@@ -17,4 +17,4 @@ def test_remedies_name_only_what_recover_takes(reason):
     options = re.findall(r"(\w+)=", reason.remedy)
     assert set(options) <= set(inspect.signature(recover).parameters)
     for method in re.findall(r"method='(\w+)'", reason.remedy):
-        door.method(method)
+        validation.method(method)

@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from onelayer import AttentionLayer, Reason, arrays, hard_instance, inputs, recover
-from onelayer.recovery import display, methods
-from onelayer.recovery import recover as driver
+from onelayer import AttentionLayer, Reason, hard_instance, inputs, recover
+from onelayer.array import backend, threads
+from onelayer.recovery import api as driver
+from onelayer.recovery import display
+from onelayer.recovery.strategies import methods
 
 
 def examples(n=20_000, tokens=3, heads=2, dim=8, draw=inputs.boolean, seed=0, **options):
@@ -30,7 +32,7 @@ def worst(found, layer):
 
 
 def bits(layer):
-    return [arrays.to_numpy(array).tobytes() for array in layer.arrays().values()]
+    return [backend.to_numpy(array).tobytes() for array in layer.arrays().values()]
 
 
 def stages(found):
@@ -143,7 +145,7 @@ def test_the_same_seed_gives_the_same_bits(good):
 
 def test_the_number_of_threads_does_not_matter(good):
     _, X, Y, found = good
-    with arrays.calm_threads(0):
+    with threads.single_threaded_blas(0):
         again = recover(X, Y, heads=2, method="sculpt", polish=False)
     np.testing.assert_allclose(again.layer.attention, found.layer.attention, rtol=1e-6, atol=1e-6)
 

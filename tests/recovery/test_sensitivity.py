@@ -6,8 +6,9 @@ import pytest
 from cases import random_mask, solved_case
 
 from onelayer import AttentionLayer, inputs
-from onelayer.chunks import InMemory
-from onelayer.recovery import derivatives, lowrank, reduced, sensitivity
+from onelayer.data.chunks import InMemory
+from onelayer.recovery import sensitivity
+from onelayer.recovery.gauss_newton import jacobian, low_rank, varpro
 
 OPTIONS = [
     {},
@@ -33,7 +34,7 @@ def solved(n=60, tokens=3, masked=False, causal=False, noise=0.0, **options):
 
 def tangent_basis(stacked, dim, rank):
     """Orthonormal directions that the rank allows, (p·m·d, count)."""
-    tangent = lowrank.tangent(stacked, dim, rank)
+    tangent = low_rank.tangent(stacked, dim, rank)
     units = np.eye(stacked.size).reshape(-1, *stacked.shape)
     projector = np.stack([tangent.project(unit).ravel() for unit in units])
     values, vectors = np.linalg.eigh(projector)
@@ -124,7 +125,7 @@ def test_strengths_without_s_are_those_of_a_random_direction():
     fit = case.fit()
     dim = case.X.shape[2]
     start = np.random.default_rng(1).standard_normal(fit.stacked.shape)
-    scale = sensitivity._head_scales(derivatives.jacobian(fit), start, dim)[0]
+    scale = sensitivity._head_scales(jacobian.jacobian(fit), start, dim)[0]
     answers = []
     for head in range(fit.heads):
         alone = np.zeros_like(start)
@@ -157,7 +158,7 @@ def test_blocks_without_examples_change_nothing():
     posed = case.problem()
     parts = posed._block(slice(0, 60)), posed._block(slice(60, 60))
     cut = replace(posed.cut(2), chunks=InMemory((parts,)))
-    fit = reduced.fit(cut, case.fit().stacked)
+    fit = varpro.fit(cut, case.fit().stacked)
     found = sensitivity.sensitivity(fit, None, np.random.default_rng(0))
     np.testing.assert_allclose(found.extremes, look(case).extremes, rtol=1e-9)
 
@@ -176,13 +177,13 @@ def test_small_problems_are_formed_and_large_ones_are_not(monkeypatch):
 def test_rounding_outside_of_the_tangent_space_does_not_grow(monkeypatch):
     layer = AttentionLayer.random(heads=3, dim=16, rank=2, seed=1)
     fit = solved_case(layer, inputs.boolean(400, 3, 16, seed=2)).fit()
-    tangent = lowrank.tangent(fit.stacked, 16, 2)
+    tangent = low_rank.tangent(fit.stacked, 16, 2)
     start = tangent.project(np.random.default_rng(0).standard_normal(fit.stacked.shape))
     scale = np.ones((1, fit.stacked.shape[1]))
     monkeypatch.setattr(sensitivity, "_LANCZOS_ACCURACY", 0.0)  # as many steps as it may take
     smallest = []
     for kind in (np.float32, np.float64):
-        products = derivatives.jacobian(fit, single=kind is np.float32)
+        products = jacobian.jacobian(fit, single=kind is np.float32)
         arguments = products, tangent, start.astype(kind), scale.astype(kind)
         values, _, _ = sensitivity._extreme_eigenvalues(*arguments)
         smallest.append(values[0] / values[-1])

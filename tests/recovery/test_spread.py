@@ -11,10 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recoveries import in_blocks, solved
 
-from onelayer import AttentionLayer, arrays, attention, chunks, inputs, sources
-from onelayer.arrays import to_numpy
-from onelayer.chunks import InMemory, OneByOne
-from onelayer.recovery import answers, derivatives, door, lowrank, methods, problem, reduced
+from onelayer import AttentionLayer, inputs
+from onelayer.array import backend
+from onelayer.array.backend import to_numpy
+from onelayer.data import dask, sources
+from onelayer.data.chunks import InMemory, Streamed
+from onelayer.heads import dense
+from onelayer.recovery import problem, validation
+from onelayer.recovery.gauss_newton import jacobian, low_rank, preconditioner, varpro
+from onelayer.recovery.strategies import methods
 from onelayer.recovery.trace import Log
 
 pytestmark = pytest.mark.usefixtures("calm")
@@ -26,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("calm")
 def posed(X, Y, mask=None, **options):
     """The examples to fit and those held out, as `refine` sees them."""
     task = methods.Task(
-        given=door.examples(X, Y, mask),
+        given=validation.examples(X, Y, mask),
         **{"heads": 2, "bias": False, "causal": False, **options},
         rank=None,
         tol=1e-12,
@@ -123,7 +128,7 @@ def test_any_cutting_gives_the_same_frame(data, case):
             "mask": None if case.mask is None else in_blocks(case.mask, cuts),
         }
     )
-    scales = problem.scales_of((arrays.largest(case.X), arrays.largest(case.Y)))
+    scales = problem.scales_of((backend.largest(case.X), backend.largest(case.Y)))
     nowhere = np.arange(0)
     found = problem.pose_spread(source, scales, held_out, nowhere, case.causal, case.bias)
     rest = np.setdiff1d(np.arange(n), held_out)
@@ -146,25 +151,25 @@ def test_any_cutting_gives_the_same_sums(data, case):
     n = len(case.X)
     cuts = data.draw(cuttings(n))
     given = {"X": in_blocks(case.X, cuts), "Y": case.Y, "mask": case.mask}
-    scales = problem.scales_of((arrays.largest(case.X), arrays.largest(case.Y)))
+    scales = problem.scales_of((backend.largest(case.X), backend.largest(case.Y)))
     spread = problem.pose_spread(
         sources.source(given), scales, np.arange(0), np.arange(n), case.causal, case.bias
     )
     whole = problem.pose(case.X, case.Y, case.mask, case.causal, case.bias)
-    stacked = attention.stack(case.attention, case.key_bias)
-    expected = reduced.fit(whole.cut(case.heads), stacked)
+    stacked = dense.stack(case.attention, case.key_bias)
+    expected = varpro.fit(whole.cut(case.heads), stacked)
     cut = spread.cut(case.heads)
     room = data.draw(st.sampled_from([0, 8 * cut.rows * cut.dim, cut.room]))
-    found = reduced.fit(replace(cut, room=room), expected.stacked)
+    found = varpro.fit(replace(cut, room=room), expected.stacked)
     assert cut.equations == expected.cut.equations
     assert (cut.rows, cut.examples) == (expected.cut.rows, n)
     close(found.gram, expected.gram)
     assert found.loss == pytest.approx(expected.loss, rel=1e-9)
-    close(derivatives.gradient(found), derivatives.gradient(expected))
+    close(jacobian.gradient(found), jacobian.gradient(expected))
     direction = np.random.default_rng(0).standard_normal(expected.stacked.shape)
     close(
-        derivatives.jacobian(found).normal(direction),
-        derivatives.jacobian(expected).normal(direction),
+        jacobian.jacobian(found).normal(direction),
+        jacobian.jacobian(expected).normal(direction),
     )
 
 
@@ -176,20 +181,20 @@ def test_a_chunk_of_which_all_is_held_out_changes_nothing(bias):
     cuts = [0, 10, 20, 30]
     given = {"X": in_blocks(X, cuts), "Y": in_blocks(Y, cuts), "mask": None}
     rest = np.setdiff1d(np.arange(30), held_out)
-    scales = problem.scales_of((arrays.largest(X), arrays.largest(Y)))
+    scales = problem.scales_of((backend.largest(X), backend.largest(Y)))
     spread = problem.pose_spread(sources.source(given), scales, held_out, rest, False, bias)
     plain = problem.pose(X[rest], Y[rest], None, False, bias)
     heads = np.random.default_rng(2).standard_normal((8 + bias, 16)) / 4
-    stacked = lowrank.nearest(heads, 8, 2)
-    allowed = lowrank.tangent(stacked, 8, 2)
+    stacked = low_rank.nearest(heads, 8, 2)
+    allowed = low_rank.tangent(stacked, 8, 2)
     found, expected = (
-        reduced.fit(replace(posed.cut(2), room=0), stacked) for posed in (spread, plain)
+        varpro.fit(replace(posed.cut(2), room=0), stacked) for posed in (spread, plain)
     )
-    products = [derivatives.jacobian(fit) for fit in (found, expected)]
-    close(*(derivatives.gradient(fit, None, allowed) for fit in (found, expected)))
+    products = [jacobian.jacobian(fit) for fit in (found, expected)]
+    close(*(jacobian.gradient(fit, None, allowed) for fit in (found, expected)))
     close(*(one.curved(allowed, allowed.project(heads)) for one in products))
     preconditioned = [
-        answers.answer(fit, one).times(heads, 1.0)
+        preconditioner.answer(fit, one).times(heads, 1.0)
         for fit, one in zip((found, expected), products, strict=True)
     ]
     np.testing.assert_allclose(*preconditioned, atol=1e-4)
@@ -249,7 +254,7 @@ def spread_problem(n=60, heads=3):
 def test_blocks_are_held_where_there_is_room_for_them_but_not_for_their_attention(monkeypatch):
     posed, asked = spread_problem()
     stacked = np.random.default_rng(0).standard_normal((4, 12))
-    whole = reduced.fit(posed.cut(3), stacked)
+    whole = varpro.fit(posed.cut(3), stacked)
     assert isinstance(whole.cut.chunks, InMemory)
     assert isinstance(whole.attended, InMemory)
     blocks, attention = 8 * 180 * (4 + 4 + 4 + 3), 8 * 180 * 3 * (4 + 3)
@@ -257,11 +262,11 @@ def test_blocks_are_held_where_there_is_room_for_them_but_not_for_their_attentio
         monkeypatch.setattr(chunks, "KEPT_BYTES", room)
         cut = posed.cut(3)
         asked.clear()
-        fit = reduced.fit(cut, stacked)
-        assert isinstance(fit.attended, InMemory if room >= attention else OneByOne)
+        fit = varpro.fit(cut, stacked)
+        assert isinstance(fit.attended, InMemory if room >= attention else Streamed)
         assert min(len(asked), 2) == reads
         assert fit.loss == pytest.approx(whole.loss, rel=1e-12)
-        close(derivatives.gradient(fit), derivatives.gradient(whole))
+        close(jacobian.gradient(fit), jacobian.gradient(whole))
 
 
 def test_what_is_computed_is_held_by_the_workers(cluster, monkeypatch):
@@ -269,17 +274,17 @@ def test_what_is_computed_is_held_by_the_workers(cluster, monkeypatch):
     whole, _ = posed(job.X, job.Y)
     fitted, _ = posed(*(places.in_dask(array, 54) for array in (job.X, job.Y)))
     stacked = np.random.default_rng(0).standard_normal((4, 8))
-    expected = reduced.fit(whole.cut(2), stacked)
+    expected = varpro.fit(whole.cut(2), stacked)
     for share in (0.4, 0.0):
-        monkeypatch.setattr(chunks, "_CLUSTER_SHARE", share)
-        fit = reduced.fit(fitted.cut(2), stacked)
+        monkeypatch.setattr(dask, "_CLUSTER_SHARE", share)
+        fit = varpro.fit(fitted.cut(2), stacked)
         held = [len(one.dask) == 1 for one in fit.attended.values]  # nothing left to compute
         assert held == [share > 0] * 3
         assert fit.loss == pytest.approx(expected.loss, rel=1e-12)
         close(fit.weights, expected.weights)
-        close(derivatives.gradient(fit), derivatives.gradient(expected))
-        single = derivatives.jacobian(fit, single=True).normal(stacked.astype(np.float32))
+        close(jacobian.gradient(fit), jacobian.gradient(expected))
+        single = jacobian.jacobian(fit, single=True).normal(stacked.astype(np.float32))
         assert single.dtype == np.float32
-        product = derivatives.jacobian(expected).normal(stacked)
+        product = jacobian.jacobian(expected).normal(stacked)
         np.testing.assert_allclose(single, product, rtol=0, atol=1e-4 * abs(product).max())
         assert sum(len(rows) for rows in flat(fit.residuals)) == 3 * fitted.examples

@@ -1,7 +1,7 @@
 from cases import random_case
 
-from onelayer import attention
-from onelayer.recovery import refine
+from onelayer.heads import dense
+from onelayer.recovery.gauss_newton import levenberg_marquardt
 from onelayer.recovery.trace import Log, Measured, TraceRow
 
 
@@ -9,8 +9,8 @@ def test_the_log_counts_tells_and_ends():
     heard = []
     log = Log(max_steps=2, max_seconds=None, listener=heard.append)
     case = random_case(0, n=60, heads=3)
-    state = refine.begin(
-        case.problem().cut(len(case.attention)), attention.stack(case.attention), None
+    state = levenberg_marquardt.begin(
+        case.problem().cut(len(case.attention)), dense.stack(case.attention), None
     )
     assert not log.spent
     log.add("one", state)
@@ -38,8 +38,8 @@ def test_what_a_phase_measured_is_a_row_like_any_other():
     case = random_case(0, n=60, heads=3)
     log.add(
         "start",
-        refine.begin(
-            case.problem().cut(len(case.attention)), attention.stack(case.attention), None
+        levenberg_marquardt.begin(
+            case.problem().cut(len(case.attention)), dense.stack(case.attention), None
         ),
     )
     log.measured("phase 1", 0, Measured(examples=500, error=0.25, note="by correlation"))
@@ -70,8 +70,8 @@ def test_steps_have_no_note():
     case = random_case(0, n=60)
     log.add(
         "start",
-        refine.begin(
-            case.problem().cut(len(case.attention)), attention.stack(case.attention), None
+        levenberg_marquardt.begin(
+            case.problem().cut(len(case.attention)), dense.stack(case.attention), None
         ),
     )
     assert log.rows[0].note == ""

@@ -12,15 +12,10 @@ from rich.console import RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 
-from onelayer import interchange, pretrained
 from onelayer.cli.terminal import err, fail, out
+from onelayer.io import interchange, pretrained
 from onelayer.layer import AttentionLayer
-from onelayer.recovery.conditions import (
-    Condition,
-    ConditionSurvey,
-    conditions,
-    survey_conditions,
-)
+from onelayer.recovery.conditions import Condition, ConditionSurvey, conditions, survey_conditions
 
 _WIDE = 120  # columns of a screen that has room for every column of a table
 _ANY_WIDTH = 10_000

@@ -14,13 +14,14 @@ from rich.markup import escape
 from rich.table import Table
 
 import onelayer
-from onelayer import cluster as clusters
-from onelayer import files, interchange
 from onelayer.cli.terminal import err, fail, out
+from onelayer.data import cluster as clusters
+from onelayer.data import files
+from onelayer.io import interchange
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import display
+from onelayer.recovery.api import Recovery, recover
 from onelayer.recovery.certificate import Certificate
-from onelayer.recovery.recover import Recovery, recover
 
 
 def demo(

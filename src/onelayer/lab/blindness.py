@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from onelayer.random_features import targets
-from onelayer.random_features.targets import Target
+from onelayer.theory import targets
+from onelayer.theory.targets import Target
 
 TEST_EXAMPLES = 8000  # an error beside an exact floor: its spread is to be about a percent
 _TARGETS: dict[str, Callable[[int], Target]] = {

@@ -10,10 +10,10 @@ import numpy as np
 import onelayer as ol  # whose estimators are imported when they are used
 from onelayer import inputs
 from onelayer.lab.seeds import generator
-from onelayer.random_features.targets import Target, average_power
+from onelayer.theory.targets import Target, average_power
 
 if TYPE_CHECKING:
-    from onelayer.random_features.estimators import Regressor
+    from onelayer.features.estimators import Regressor
 
 FIRST_PAPER = "arXiv 2307.11353"
 TEST_EXAMPLES = 2000

@@ -15,7 +15,8 @@ from importlib.metadata import version
 from threading import Thread
 from typing import Any, Protocol, Self
 
-from onelayer import arrays, cluster
+from onelayer.array import threads
+from onelayer.data import cluster
 from onelayer.lab.claim import Measured, Parameters
 from onelayer.lab.store import Status
 from onelayer.lab.version import code_version
@@ -130,7 +131,7 @@ def measured(measure: Measure, parameters: Parameters, code: str) -> Outcome:
         )
     started = time.perf_counter()
     try:
-        with arrays.calm_threads(0):
+        with threads.single_threaded_blas(0):
             values, error = _checked(measure(**parameters)), ""
     except (Exception, SystemExit):
         values, error = {}, _encodable(traceback.format_exc())

@@ -12,7 +12,7 @@ from onelayer import inputs
 from onelayer.lab.claim import Check, Measured, Results, Settings, Value, grid
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
-from onelayer.recovery.recover import Recovery
+from onelayer.recovery.api import Recovery
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,9 @@ import numpy as np
 from onelayer.inputs import Seed
 from onelayer.lab.recovering import worst_head
 from onelayer.layer import AttentionLayer
-from onelayer.recovery import door, methods, phases, span
+from onelayer.recovery import validation
+from onelayer.recovery.phases import affine_hull, driver
+from onelayer.recovery.strategies import methods
 from onelayer.recovery.trace import Log
 
 
@@ -41,7 +43,7 @@ class Watched:
 def watched(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[Watched]:
     """The phases of `recover(X, Y, heads=layer.heads, method="sculpt", seed=seed)`, in order."""
     task = methods.Task(
-        given=door.examples(X, Y, None),
+        given=validation.examples(X, Y, None),
         heads=layer.heads,
         rank=None,
         bias=False,
@@ -54,7 +56,7 @@ def watched(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[Watched]:
     log = Log(max_steps=100, max_seconds=None)
     seen: list[Watched] = []
 
-    def watch(name: str, state: phases.State) -> None:
+    def watch(name: str, state: driver.State) -> None:
         name, row = name.removeprefix("phase ").replace(":", ""), log.rows[-1]
         seen.append(
             Watched(
@@ -68,11 +70,11 @@ def watched(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[Watched]:
         )
 
     state, _ = methods.begin(task, log, np.random.default_rng(seed))
-    phases.run(state, log, watch)
+    driver.run(state, log, watch)
     return seen
 
 
-def _true_error(phase: int, state: phases.State, layer: AttentionLayer) -> float:
+def _true_error(phase: int, state: driver.State, layer: AttentionLayer) -> float:
     """The relative error of what a phase estimated; infinite where it refused."""
     if state.refusal is not None:
         return math.inf
@@ -85,7 +87,7 @@ def _true_error(phase: int, state: phases.State, layer: AttentionLayer) -> float
     return worst_head(heads, layer)
 
 
-def _sum_error(state: phases.State, layer: AttentionLayer) -> float:
+def _sum_error(state: driver.State, layer: AttentionLayer) -> float:
     """Of W = Σ W_i; the phases' tokens are X A and their outputs Y / s, so that W = A W' s."""
     assert state.sum is not None
     examples, total = state.examples, layer.projection.sum(axis=0)
@@ -93,10 +95,10 @@ def _sum_error(state: phases.State, layer: AttentionLayer) -> float:
     return float(np.linalg.norm(estimate - total) / np.linalg.norm(total))
 
 
-def _space_error(state: phases.State, layer: AttentionLayer) -> float:
+def _space_error(state: driver.State, layer: AttentionLayer) -> float:
     """The distance of the farthest head from the space, in the phases' units Θ' = A⁻¹ Θ A⁻¹."""
     assert state.sculpture is not None
-    space = span.extract(state.sculpture, layer.heads)
+    space = affine_hull.extract(state.sculpture, layer.heads)
     inverse = np.linalg.inv(state.examples.whitening)
     heads = (inverse @ layer.attention @ inverse).reshape(layer.heads, -1)
     apart = heads - space.centre
@@ -104,7 +106,7 @@ def _space_error(state: phases.State, layer: AttentionLayer) -> float:
     return float(np.max(np.linalg.norm(apart, axis=1) / np.linalg.norm(heads, axis=1)))
 
 
-def _heads(state: phases.State) -> AttentionLayer | None:
+def _heads(state: driver.State) -> AttentionLayer | None:
     """The layer of phase 6, or None before it."""
     if state.found is None:
         return None

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from onelayer import arrays
-from onelayer.arrays import Array
-from onelayer.recovery import reduced
-from onelayer.recovery.cut import Block
+from onelayer.array import backend
+from onelayer.array.backend import Array
 from onelayer.recovery.error_bars import CONFIDENCE, error_bars
+from onelayer.recovery.gauss_newton import varpro
+from onelayer.recovery.gauss_newton.batches import Block
+from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.problem import AnyProblem, Problem
-from onelayer.recovery.reduced import Fit
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,14 +125,14 @@ def certify(
 
 def _errors(fit: Fit, problem: Problem) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Squared error and squared size of the output, example by example."""
-    xp = arrays.namespace(fit.stacked)
+    xp = backend.namespace(fit.stacked)
     blocks = problem.blocks(fit.heads)
 
     def squares(block: Block, rows: Array) -> np.ndarray[Any, Any]:
         rows = xp.reshape(rows, (block.keys.shape[0], -1))
-        return arrays.to_numpy(xp.sum(rows * rows, axis=1))
+        return backend.to_numpy(xp.sum(rows * rows, axis=1))
 
-    residuals = reduced.residuals_on(fit, blocks)
+    residuals = varpro.residuals_on(fit, blocks)
     wrong = [squares(*pair) for pair in zip(blocks, residuals, strict=True)]
     size = [squares(block, block.outputs) for block in blocks]
     return np.concatenate(wrong), np.concatenate(size)

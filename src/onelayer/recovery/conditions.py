@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from onelayer import arrays, checks
-from onelayer.arrays import Array
+from onelayer.array import backend, checks
+from onelayer.array.backend import Array
 from onelayer.inputs import Seed
 from onelayer.layer import AttentionLayer
 
@@ -201,7 +201,7 @@ def _measured(layer: AttentionLayer) -> dict[str, float]:
 
 def _relative(matrices: Array) -> tuple[Matrix, float]:
     """The matrices over their largest entry, so that no square of one overflows, and that entry."""
-    plain = arrays.to_numpy(matrices).astype(np.float64)
+    plain = backend.to_numpy(matrices).astype(np.float64)
     largest = float(np.abs(plain).max())
     return (plain / largest if largest > 0 else plain), largest
 

@@ -29,13 +29,13 @@ from typing import Any
 import numpy as np
 from scipy.special import fdtri
 
-from onelayer import arrays, chunks
-from onelayer.arrays import Array
-from onelayer.chunks import Chunks, InMemory
-from onelayer.recovery import derivatives, reduced
-from onelayer.recovery.derivatives import Jacobian
+from onelayer.array import backend
+from onelayer.array.backend import Array
+from onelayer.data.chunks import Chunks, InMemory
+from onelayer.recovery.gauss_newton import jacobian, varpro
+from onelayer.recovery.gauss_newton.jacobian import Jacobian
+from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.problem import AnyProblem, Frame
-from onelayer.recovery.reduced import Fit
 from onelayer.recovery.sensitivity import Sensitivity, sensitivity
 
 CONFIDENCE = 0.95
@@ -117,7 +117,7 @@ def _at_most(
     total = noise * few.cut.equations**0.5
     with np.errstate(divide="ignore", invalid="ignore"):
         heads = _MARGIN * total / (least * response.strengths)  # longest that heads may move
-        inverse = np.linalg.norm(arrays.to_numpy(few.inverse), 2) ** 0.5
+        inverse = np.linalg.norm(backend.to_numpy(few.inverse), 2) ** 0.5
         weights = inverse * (total + _MARGIN * most * heads)
         stretch = 1 / fitted.span.deviations.min(initial=np.inf)
         attention, projection = _on_span(frame, fit.stacked, fit.weights)
@@ -170,10 +170,10 @@ def _copies(fitted: AnyProblem) -> float:
     rows = []
     for block in some.blocks(1):
         queries, outputs = (
-            arrays.to_numpy(one) for one in (reduced.flattened(block.queries), block.outputs)
+            backend.to_numpy(one) for one in (varpro.flattened(block.queries), block.outputs)
         )
         both = np.concatenate([queries, outputs], axis=1)
-        there = slice(None) if block.counted is None else arrays.to_numpy(block.counted)[:, 0] > 0
+        there = slice(None) if block.counted is None else backend.to_numpy(block.counted)[:, 0] > 0
         rows += [row.tobytes() for row in np.ascontiguousarray(both[there].round(_DECIMALS))]
     return len(rows) / max(len(set(rows)), 1)
 
@@ -196,7 +196,7 @@ def _thinned(fit: Fit, fitted: AnyProblem, rank: int | None, copies: float, enou
     if copies * wanted > 0.8 * fit.cut.examples:
         return fit
     few = fitted.sample(max(1, int(copies * wanted)))
-    return reduced.fit(few.cut(fit.heads), fit.stacked)
+    return varpro.fit(few.cut(fit.heads), fit.stacked)
 
 
 def _scale(fit: Fit, few: Fit, fitted: AnyProblem, rank: int | None) -> float:
@@ -218,47 +218,47 @@ def _noise(few: Fit, fitted: AnyProblem, rank: int | None, thinned: bool) -> flo
     return float(few.error * (equations / free) ** 0.5) if free > 0 else np.inf
 
 
-def _flipped(few: Fit, response: Sensitivity, rng: np.random.Generator) -> Chunks:
+def _flipped(few: Fit, response: Sensitivity, rng: np.random.Generator) -> Chunks[Any]:
     """Residuals at unit size with a random sign for every example, as precise as products are."""
     size, reference = few.error or 1.0, response.products.weights
 
     def of_chunk(rows: Sequence[Array]) -> tuple[Array, ...]:
-        return tuple(_with_signs(arrays.like(one / size, reference), few, rng) for one in rows)
+        return tuple(_with_signs(backend.like(one / size, reference), few, rng) for one in rows)
 
-    return InMemory(tuple(map(of_chunk, chunks.gathered(few.residuals))))
+    return InMemory(tuple(map(of_chunk, few.residuals.collect())))
 
 
 def _with_signs(rows: Array, few: Fit, rng: np.random.Generator) -> Array:
     signs = rng.integers(0, 2, (rows.shape[0] // few.cut.tokens, 1, 1)) * 2.0 - 1.0
-    by_example = arrays.namespace(rows).reshape(rows, (-1, few.cut.tokens, rows.shape[1]))
-    return reduced.flattened(by_example * arrays.like(signs, rows))
+    by_example = backend.namespace(rows).reshape(rows, (-1, few.cut.tokens, rows.shape[1]))
+    return varpro.flattened(by_example * backend.like(signs, rows))
 
 
 def _step_left(fit: Fit, few: Fit, response: Sensitivity) -> tuple[Array, Array] | None:
     """The Gauss-Newton step that the search has not taken."""
     share = few.cut.equations / fit.cut.equations
-    heads = response.solve(derivatives.gradient(fit) * share)
+    heads = response.solve(jacobian.gradient(fit) * share)
     if heads is None:
         return None
     products = response.products
-    moved = products.pushed(arrays.like(heads, products.weights))
+    moved = products.pushed(backend.like(heads, products.weights))
     return heads, -(products.inverse @ _against(products, moved))
 
 
-def _moved(response: Sensitivity, rows: Chunks) -> tuple[Array, Array] | None:
+def _moved(response: Sensitivity, rows: Chunks[Any]) -> tuple[Array, Array] | None:
     """How noise like these rows moves heads and weights; None if that was not found."""
     products = response.products
     heads = response.solve(products.transposed(products.unexplained(rows)))
     if heads is None:
         return None
-    left = chunks.each(_less, rows, products.pushed(heads))
+    left = rows.map(_less, products.pushed(heads))
     return heads, products.inverse @ _against(products, left)
 
 
-def _against(products: Jacobian, rows: Chunks) -> Array:
+def _against(products: Jacobian, rows: Chunks[Any]) -> Array:
     """Hᵀ u."""
-    terms = chunks.each(reduced.against_features, products.attended, rows)
-    return chunks.merged(terms, operator.add)
+    terms = products.attended.map(varpro.against_features, rows)
+    return terms.reduce(operator.add)
 
 
 def _less(rows: Any, moved: Any) -> tuple[Array, ...]:

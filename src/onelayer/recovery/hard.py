@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onelayer import checks
+from onelayer.array import checks
 from onelayer.layer import AttentionLayer
 
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from onelayer import blocks, chunks
-from onelayer.arrays import Array
-from onelayer.chunks import Chunks, InMemory, Told
+from onelayer.array import blocks
+from onelayer.array.backend import Array
+from onelayer.data.chunks import Chunks, Progress
 
 Result = TypeVar("Result")
 
 
 def merged_over(
-    spread: Chunks,
+    spread: Chunks[Any],
     work: Callable[..., Result],
     merge: Callable[[Result, Result], Result],
-    told: Told,
+    told: Progress,
     *shared: Any,
 ) -> Result:
     """`work(chunk, *shared)` of all chunks, merged; a single one in memory tells of its blocks."""
     told(0.0)
-    if isinstance(spread, InMemory):
-        (chunk,) = spread.values
+    if spread.in_memory:
+        (chunk,) = spread.collect()
         return work(chunk, *shared, told=told)
-    total: Result = chunks.merged(chunks.each(work, spread, *shared), merge, told)
+    total: Result = spread.map(work, *shared).reduce(merge, told)
     return total
 
 
@@ -33,7 +33,7 @@ def fold_and_tell(
     work: Callable[[slice], Result],
     merge: Callable[[Result, Result], Result],
     reference: Array,
-    told: Told,
+    told: Progress,
 ) -> Result:
     """The results of the parts of a chunk merged in their order; `told` hears how far it is."""
     done = 1

@@ -31,13 +31,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from onelayer import arrays, attention, blocks, chunks, span
-from onelayer.arrays import Array
-from onelayer.chunks import Chunks, InMemory, Told, untold
+from onelayer import span
+from onelayer.array import backend, blocks
+from onelayer.array.backend import Array
+from onelayer.data import chunks
+from onelayer.data.chunks import Chunks, InMemory, Progress, no_progress
+from onelayer.data.sources import Chunk, Source
+from onelayer.heads import dense
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import passes
-from onelayer.recovery.cut import Block, Cut, anew, groups, numbers_per_row
-from onelayer.sources import Chunk, Source
+from onelayer.recovery.gauss_newton.batches import Block, Cut, anew, groups, numbers_per_row
 from onelayer.span import Span
 
 _ROUNDED = 100  # examples that are looked at to see how tokens were rounded
@@ -84,7 +87,7 @@ class Frame:
 
     def whitened(self, X: Array, Y: Array, mask: Array | None) -> Problem:
         """Examples as they were given, in memory and on the device of the whitening matrix."""
-        X, Y = arrays.double(X), arrays.double(Y)
+        X, Y = backend.double(X), backend.double(Y)
         X, Y = (X - self.origin) @ self.whitening, (Y - self.output_mean) / self.output_scale
         X, Y = without_padding(X, Y, mask)
         return Problem(**vars(self.frame), X=X, Y=Y, mask=mask)
@@ -92,20 +95,20 @@ class Frame:
     def queries(self, keys: Array) -> Array:
         """The queries (n, k, p) of whitened tokens: with a constant 1, or (z + ν) M."""
         if self.constant:
-            return attention.with_constant(keys)
+            return dense.with_constant(keys)
         return keys if self.offset is None else (keys + self.offset) @ self._evened()
 
     def _evened(self, power: float = -0.5) -> Array:
         """(I + ννᵀ)^power."""
         assert self.offset is not None
-        nu, square = self.offset, arrays.squared_norm(self.offset)
-        one = arrays.like(np.eye(self.dim), nu)
+        nu, square = self.offset, backend.squared_norm(self.offset)
+        one = backend.like(np.eye(self.dim), nu)
         return one + ((1 + square) ** power - 1) / (square or 1.0) * (nu[:, None] * nu[None, :])
 
     def layer(self, stacked: Array, weights: Array) -> AttentionLayer:
         """The layer of least norm that does on the span what these heads and weights do."""
         theta, key_bias, projection, output_bias = self.matrices(stacked, weights)
-        constant = arrays.to_numpy(self.output_mean)
+        constant = backend.to_numpy(self.output_mean)
         if self.bias:
             return AttentionLayer(theta, projection, key_bias, output_bias + constant)
         if self.constant:
@@ -122,12 +125,12 @@ class Frame:
         All four are linear in both, and zero outside of the span. Without biases of the frame c and
         b are zero. In numpy.
         """
-        A, mean = arrays.to_numpy(self.whitening), arrays.to_numpy(self.origin)
-        heads = arrays.to_numpy(attention.unstack(stacked, self.dim))
-        values = arrays.to_numpy(weights) * self.output_scale
+        A, mean = backend.to_numpy(self.whitening), backend.to_numpy(self.origin)
+        heads = backend.to_numpy(dense.unstack(stacked, self.dim))
+        values = backend.to_numpy(weights) * self.output_scale
         inside, columns = heads[:, : self.dim, :], heads.shape[0] * self.dim
         if self.offset is not None:
-            inside = arrays.to_numpy(self._evened()) @ inside
+            inside = backend.to_numpy(self._evened()) @ inside
         theta = A @ inside @ A.T
         projection = A @ values[:columns, :].reshape(-1, self.dim, self.out_dim)
         if not self.constant:
@@ -137,25 +140,25 @@ class Frame:
 
     def in_whitened_coordinates(self, stacked: Array, weights: Array) -> AttentionLayer:
         """Heads and weights as a layer of whitened tokens, as they are, biases left out."""
-        theta = attention.unstack(stacked, self.dim)[:, : self.dim, :]
+        theta = dense.unstack(stacked, self.dim)[:, : self.dim, :]
         shape = (theta.shape[0], self.dim, self.out_dim)
         projection = weights[: theta.shape[0] * self.dim, :]
-        return AttentionLayer(theta, arrays.namespace(weights).reshape(projection, shape))
+        return AttentionLayer(theta, backend.namespace(weights).reshape(projection, shape))
 
     def heads_of(self, layer: AttentionLayer) -> Array:
         """The attention matrices (p, m·dim) of a layer in whitened coordinates."""
-        theta = arrays.to_numpy(layer.attention)
-        back = np.linalg.pinv(arrays.to_numpy(self.whitening))
+        theta = backend.to_numpy(layer.attention)
+        back = np.linalg.pinv(backend.to_numpy(self.whitening))
         inside = back @ theta @ back.T
         if self.offset is not None:
-            inside = arrays.to_numpy(self._evened(0.5)) @ inside
+            inside = backend.to_numpy(self._evened(0.5)) @ inside
         bias = None
         if self.constant:
-            bias = arrays.to_numpy(self.origin) @ theta
+            bias = backend.to_numpy(self.origin) @ theta
             if layer.key_bias is not None:
-                bias = bias + arrays.to_numpy(layer.key_bias)
+                bias = bias + backend.to_numpy(layer.key_bias)
             bias = bias @ back.T
-        return arrays.like(attention.stack(inside, bias), self.whitening)
+        return backend.like(dense.stack(inside, bias), self.whitening)
 
     def _bytes_per_example(self, heads: int) -> int:
         """Attention and features of one example."""
@@ -165,7 +168,7 @@ class Frame:
         """The bytes that are held of one example between two passes, if there is room."""
         return 8 * self.tokens * numbers_per_row(heads, self.dim, self.tokens, self.out_dim)
 
-    def _cut(self, spread: Chunks, examples: int, equations: int, room: int) -> Cut:
+    def _cut(self, spread: Chunks[Any], examples: int, equations: int, room: int) -> Cut:
         shape = (self.tokens, self.dim, self.out_dim)
         return Cut(spread, examples, *shape, equations, self.constant, room)
 
@@ -189,8 +192,8 @@ class Problem(Frame):
 
     def take(self, index: Positions) -> Problem:
         """The problem on some of the examples."""
-        X, Y = arrays.rows(self.X, index), arrays.rows(self.Y, index)
-        mask = None if self.mask is None else arrays.rows(self.mask, index)
+        X, Y = backend.rows(self.X, index), backend.rows(self.Y, index)
+        mask = None if self.mask is None else backend.rows(self.mask, index)
         return replace(self, X=X, Y=Y, mask=mask)
 
     def sample(self, count: int) -> Problem:
@@ -201,7 +204,7 @@ class Problem(Frame):
         """The examples in blocks, all in one chunk if what is computed from them can be held."""
         parts = self.blocks(heads)
         size = self.examples * self._held_per_example(heads)
-        room = chunks.room(self.X)
+        room = chunks.memory_budget(self.X)
         spread = InMemory((parts,)) if size <= room else anew(groups(parts, size))
         return self._cut(spread, self.examples, self.equations, room)
 
@@ -214,15 +217,15 @@ class Problem(Frame):
         return tuple(self._block(part) for part in parts or [slice(0, 0)])
 
     def _block(self, part: slice) -> Block:
-        xp = arrays.namespace(self.X)
+        xp = backend.namespace(self.X)
         keys = self.X[part, ...]
         outputs = xp.reshape(self.Y[part, ...], (-1, self.out_dim))
         queries = self.queries(keys)
         if self.mask is None:
-            allowed = attention.allowed_pairs(None, self.causal, keys)
+            allowed = dense.allowed_pairs(None, self.causal, keys)
             return Block(queries, keys, outputs, allowed, None, self.offset)
         mask = self.mask[part, ...]
-        allowed = attention.allowed_pairs(mask, self.causal, keys) & mask[:, :, None]
+        allowed = dense.allowed_pairs(mask, self.causal, keys) & mask[:, :, None]
         counted = xp.astype(xp.reshape(mask, (-1, 1)), keys.dtype)
         return Block(queries, keys, outputs * counted, allowed, counted, self.offset)
 
@@ -265,12 +268,12 @@ class SpreadProblem(Frame):
     def cut(self, heads: int) -> Cut:
         """The examples in blocks, chunk by chunk, held where they are if there is room."""
         shared = (self.frame, self.held_out, self.device, heads)
-        spread = chunks.each(_cut_chunk, self.source.chunks, *shared)
-        room = chunks.room(self.whitening)
+        spread = self.source.chunks.map(_cut_chunk, *shared)
+        room = chunks.memory_budget(self.whitening)
         cut = self._cut(spread, self.examples, self.equations, room)
         numbers = self.query_dim + self.dim + self.out_dim + self.tokens
         held = cut.kept(spread, numbers)
-        if isinstance(held, InMemory) and self.examples * self._held_per_example(heads) > room:
+        if held.in_memory and self.examples * self._held_per_example(heads) > room:
             held = anew(held.values)  # what is computed from them takes more than they do
         return replace(cut, chunks=held)
 
@@ -291,19 +294,19 @@ def without(chunk: Chunk, held_out: Positions) -> tuple[Array | None, ...]:
     if first == last:
         return chunk.arrays
     kept = np.setdiff1d(np.arange(len(chunk)), held_out[first:last] - chunk.start)
-    return tuple(None if one is None else arrays.rows(one, kept) for one in chunk.arrays)
+    return tuple(None if one is None else backend.rows(one, kept) for one in chunk.arrays)
 
 
 def place_or_none(array: Array | None, device: str | None) -> Array | None:
     """The array on a device; None stays None."""
-    return None if array is None else arrays.place(array, device)
+    return None if array is None else backend.place(array, device)
 
 
 def without_padding(X: Array, Y: Array, mask: Array | None) -> tuple[Array, Array]:
     """Whatever is in the padding, zeros can do no harm."""
     if mask is None:
         return X, Y
-    xp = arrays.namespace(X)
+    xp = backend.namespace(X)
     there = mask[:, :, None]
     return xp.where(there, X, xp.zeros_like(X)), xp.where(there, Y, xp.zeros_like(Y))
 
@@ -312,7 +315,7 @@ def counted(X: Array, mask: Array | None) -> int:
     """Rows that are no padding."""
     if mask is None:
         return int(X.shape[0] * X.shape[1])
-    xp = arrays.namespace(mask)
+    xp = backend.namespace(mask)
     return int(xp.sum(xp.astype(mask, xp.int64)))
 
 
@@ -338,7 +341,7 @@ class Moments:
 
 def moments(X: Array, Y: Array, mask: Array | None, scales: tuple[float, float]) -> Moments:
     """Those of some examples whose tokens and outputs are divided by these scales."""
-    X, Y = without_padding(arrays.double(X), arrays.double(Y), mask)
+    X, Y = without_padding(backend.double(X), backend.double(Y), mask)
     outputs = span.moments(Y / scales[1], mask, by_column=True)
     return Moments(span.moments(X / scales[0], mask), outputs)
 
@@ -361,10 +364,10 @@ def framed(
     origin, whitening = _whitening(inputs, constant, linear)
     offset = None if constant or not origin.any() else origin @ whitening
     rows = max(found.outputs.rows, 1)
-    mean, squares = found.outputs.mean, arrays.to_numpy(found.outputs.scatter) / rows
+    mean, squares = found.outputs.mean, backend.to_numpy(found.outputs.scatter) / rows
     if not constant:
-        squares = squares + arrays.to_numpy(mean) ** 2
-        mean = arrays.zeros(mean.shape, mean)
+        squares = squares + backend.to_numpy(mean) ** 2
+        mean = backend.zeros(mean.shape, mean)
     device = found.tokens.mean
     return Frame(
         tokens,
@@ -374,9 +377,9 @@ def framed(
         bias,
         inputs,
         constant,
-        arrays.like(origin, device),
-        arrays.like(whitening, device),
-        None if offset is None else arrays.like(offset, device),
+        backend.like(origin, device),
+        backend.like(whitening, device),
+        None if offset is None else backend.like(offset, device),
         mean * scales[1],
         (float(squares.mean()) ** 0.5 or 1.0) * scales[1],
     )
@@ -421,7 +424,7 @@ def scales_of(largest: tuple[float, float]) -> tuple[float, float]:
 def pose(X: Array, Y: Array, mask: Array | None, causal: bool, bias: bool) -> Problem:
     """The recovery problem of checked arrays X and Y, in float64 and whitened coordinates."""
     X, Y = without_padding(X, Y, mask)
-    scales = scales_of((arrays.largest(X), arrays.largest(Y)))
+    scales = scales_of((backend.largest(X), backend.largest(Y)))
     frame = framed(moments(X, Y, mask, scales), scales, (X, Y), causal, bias)
     return frame.whitened(X, Y, mask)
 
@@ -435,7 +438,7 @@ def pose_spread(
     bias: bool = False,
     linear: bool = False,
     device: str | None = None,
-    told: Told = untold,
+    told: Progress = no_progress,
 ) -> SpreadProblem:
     """The problem of examples that stay where they live, from one pass over them.
 
@@ -462,10 +465,10 @@ def _chunk_moments(
     scales: tuple[float, float],
     held_out: Positions,
     device: str | None,
-    told: Told = untold,
+    told: Progress = no_progress,
 ) -> Moments:
     X, Y, _ = chunk.arrays
-    size = blocks.block_bytes(arrays.place(X[:1, ...], device))
+    size = blocks.block_bytes(backend.place(X[:1, ...], device))
 
     def term(part: slice) -> Moments:
         some = without(chunk.between(chunk.start + part.start, chunk.start + part.stop), held_out)

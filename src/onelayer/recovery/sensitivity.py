@@ -1,6 +1,6 @@
 """How outputs answer to changes of the attention matrices: S = JᵀQJ, solved and looked through.
 
-With noise u in the outputs the best attention matrices move by S⁻¹ JᵀQ u (see `reduced.py`). Where
+With noise u in the outputs the best attention matrices move by S⁻¹ JᵀQ u (see `varpro.py`). Where
 S is small they are badly determined, and where it is zero, not at all. Small problems form S and
 decompose it, which leaves nothing undecided. Large ones never form it: Lanczos steps give its
 largest and smallest eigenvalues and the direction of the smallest, conjugate gradients solve.
@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onelayer import arrays, chunks
-from onelayer.arrays import Array
-from onelayer.recovery import derivatives, lowrank, reduced, refine
-from onelayer.recovery.derivatives import Jacobian
-from onelayer.recovery.lowrank import Tangent
-from onelayer.recovery.reduced import Fit
+from onelayer.array import backend
+from onelayer.array.backend import Array
+from onelayer.recovery.gauss_newton import jacobian, levenberg_marquardt, low_rank, varpro
+from onelayer.recovery.gauss_newton.jacobian import Jacobian
+from onelayer.recovery.gauss_newton.low_rank import Tangent
+from onelayer.recovery.gauss_newton.varpro import Fit
 
 _LANCZOS_STEPS = 120
 _FEWEST_STEPS = 20  # before that a small value may not have shown yet
@@ -63,7 +63,7 @@ class Sensitivity(Protocol):
 
 def sensitivity(fit: Fit, rank: int | None, rng: np.random.Generator) -> Sensitivity:
     """That of a fit with attention matrices of this rank."""
-    tangent = lowrank.tangent(fit.stacked, fit.cut.dim, rank)
+    tangent = low_rank.tangent(fit.stacked, fit.cut.dim, rank)
     size = math.prod(fit.stacked.shape)
     operations = float(fit.cut.equations) * size**2
     if operations <= _CHEAP:
@@ -87,15 +87,15 @@ class _Dense:
     determined: np.ndarray[Any, Any]
 
     def solve(self, right: Array) -> Array | None:
-        flat = arrays.to_numpy(right).reshape(-1)
+        flat = backend.to_numpy(right).reshape(-1)
         found = self.vectors @ ((flat @ self.vectors) / self.values)
-        return arrays.like(found.reshape(right.shape), right)
+        return backend.like(found.reshape(right.shape), right)
 
 
 def _dense(fit: Fit, tangent: Tangent) -> _Dense:
     rows, heads, dim = fit.stacked.shape[0], fit.heads, fit.cut.dim
-    jacobian = _unexplained_jacobian(fit)
-    matrix = jacobian.T @ jacobian
+    formed = _unexplained_jacobian(fit)
+    matrix = formed.T @ formed
     # Heads are brought to equal strength: a weak one is not free for being weak.
     of_head = np.tile(np.repeat(np.arange(heads), dim), rows)
     strength = np.bincount(of_head, np.diag(matrix), heads) ** 0.5
@@ -111,30 +111,30 @@ def _dense(fit: Fit, tangent: Tangent) -> _Dense:
     determined = _separable(fit) & ~unheard & (shares <= _SHARE * max(shares.max(), 1e-300))
     kept = (basis @ vectors[:, ~free]) / scale[:, None]
     extremes = max(float(values[0]), 0.0) ** 0.5, largest**0.5
-    products = derivatives.jacobian(fit)
+    products = jacobian.jacobian(fit)
     return _Dense(products, values[~free], kept, strengths, extremes, determined)
 
 
 def _unexplained_jacobian(fit: Fit) -> np.ndarray[Any, Any]:
     """QJ, (n·k·e, p·m·d): row a of an example moves by q_a ⊗ Cov_a(x) W_i with head i."""
     heads, dim = fit.heads, fit.cut.dim
-    blocks = [block for chunk in chunks.gathered(fit.cut.chunks) for block in chunk]
-    attended = [one for chunk in chunks.gathered(fit.attended) for one in chunk]
-    weights = arrays.to_numpy(fit.weights)
+    blocks = [block for chunk in fit.cut.chunks.collect() for block in chunk]
+    attended = [one for chunk in fit.attended.collect() for one in chunk]
+    weights = backend.to_numpy(fit.weights)
     projection = weights[: heads * dim, :].reshape(heads, dim, -1)
     parts = []
     for block, one in zip(blocks, attended, strict=True):
-        queries, keys = arrays.to_numpy(block.queries), arrays.to_numpy(block.keys)
+        queries, keys = backend.to_numpy(block.queries), backend.to_numpy(block.keys)
         n, tokens, _ = keys.shape
-        shares = arrays.to_numpy(one.attention).reshape(n, tokens, heads, tokens)
+        shares = backend.to_numpy(one.attention).reshape(n, tokens, heads, tokens)
         about = keys[:, None, None, :, :] - (shares @ keys[:, None, :, :])[..., None, :]
         moved = np.swapaxes(about * shares[..., None], -1, -2) @ (about @ projection)
         # (n, k, m, d, e) and the query (n, k, p) -> rows (n·k, e), columns (p, m·d)
         moved = np.moveaxis(moved, -1, 2).reshape(n * tokens, weights.shape[1], 1, heads * dim)
         parts.append(moved * queries.reshape(n * tokens, 1, queries.shape[2], 1))
     whole = np.concatenate(parts).reshape(sum(len(part) for part in parts), -1)
-    features = np.concatenate([arrays.to_numpy(one.features) for one in attended])
-    inverse = arrays.to_numpy(fit.inverse)
+    features = np.concatenate([backend.to_numpy(one.features) for one in attended])
+    inverse = backend.to_numpy(fit.inverse)
     for _ in range(2):  # once more takes away what the ridge of the inverse leaves
         whole -= features @ (inverse @ (features.T @ whole))
     return whole.reshape(-1, math.prod(fit.stacked.shape))
@@ -146,7 +146,7 @@ def _basis(tangent: Tangent, stacked: Array) -> np.ndarray[Any, Any]:
     if tangent.left is None:
         return np.eye(size)
     one = np.eye(size).reshape(size, *stacked.shape)
-    columns = [arrays.to_numpy(tangent.project(arrays.like(each, stacked))) for each in one]
+    columns = [backend.to_numpy(tangent.project(backend.like(each, stacked))) for each in one]
     _, vectors = np.linalg.eigh(np.stack(columns).reshape(size, size))
     return np.asarray(vectors[:, size - tangent.directions(stacked) :])
 
@@ -170,23 +170,28 @@ class _Krylov:
     easy: bool
 
     def solve(self, right: Array) -> Array | None:
-        measure, right = refine.Measure(self.tangent, None), self.tangent.project(right)
-        path, used = refine.solve(self.products, measure, right, 0.0, self.enough, refine.never)
-        return path[-1] if used < refine.MOST_PRODUCTS else None
+        measure, right = (
+            levenberg_marquardt.Measure(self.tangent, None),
+            self.tangent.project(right),
+        )
+        path, used = levenberg_marquardt.solve(
+            self.products, measure, right, 0.0, self.enough, levenberg_marquardt.never
+        )
+        return path[-1] if used < levenberg_marquardt.MOST_PRODUCTS else None
 
 
 def _krylov(fit: Fit, tangent: Tangent, rng: np.random.Generator) -> _Krylov:
     dim = fit.cut.dim
-    start = tangent.project(arrays.like(rng.standard_normal(fit.stacked.shape), fit.stacked))
-    full = derivatives.jacobian(fit)
+    start = tangent.project(backend.like(rng.standard_normal(fit.stacked.shape), fit.stacked))
+    full = jacobian.jacobian(fit)
     scale = _head_scales(full, start, dim)
-    products, small = derivatives.jacobian(fit, single=True), arrays.single
+    products, small = jacobian.jacobian(fit, single=True), backend.single
     values, vector, sure = _extreme_eigenvalues(products, tangent, small(start), small(scale))
     if values[0] < _SINGLE_SUFFICES * values[-1]:
         products = full
         values, vector, sure = _extreme_eigenvalues(products, tangent, start, scale)
     largest, smallest = (float(max(value, 0.0)) for value in (values[-1], values[0]))
-    strengths = arrays.to_numpy(scale)[0, ::dim]
+    strengths = backend.to_numpy(scale)[0, ::dim]
     determined = _separable(fit) & (strengths > _UNDETERMINED)
     if smallest <= _UNDETERMINED**2 * largest:
         shares = _head_sums(vector, dim)
@@ -210,17 +215,17 @@ def _head_scales(products: Jacobian, start: Array, dim: int) -> Array:
     columns = np.arange(start.shape[1]) // dim
     answers = []
     for head in range(start.shape[1] // dim):
-        only = arrays.like((columns == head).astype(float)[None], start)
+        only = backend.like((columns == head).astype(float)[None], start)
         alone = start * only
-        size = derivatives.squared_size(products.pushed(alone))
-        answers.append(size / (arrays.squared_norm(alone) or 1.0))
+        size = jacobian.squared_size(products.pushed(alone))
+        answers.append(size / (backend.squared_norm(alone) or 1.0))
     strength = np.sqrt(np.array(answers) / (max(answers) or 1.0))
-    return arrays.like(strength[columns][None], start)
+    return backend.like(strength[columns][None], start)
 
 
 def _head_sums(stacked: Array, dim: int) -> np.ndarray[Any, Any]:
     """The sum of squares of each head's part of a (p, m·d) array."""
-    parts = arrays.to_numpy(stacked).reshape(stacked.shape[0], -1, dim)
+    parts = backend.to_numpy(stacked).reshape(stacked.shape[0], -1, dim)
     return np.asarray(np.sum(parts**2, axis=(0, 2)))
 
 
@@ -231,17 +236,17 @@ def _separable(fit: Fit) -> np.ndarray[Any, Any]:
     explain: large where next to nothing is left.
     """
     dim = fit.cut.dim
-    inverse = arrays.to_numpy(reduced.ridged_inverse(fit))
+    inverse = backend.to_numpy(varpro.ridged_inverse(fit))
     left = [
         1 / np.linalg.norm(inverse[i * dim : (i + 1) * dim, i * dim : (i + 1) * dim], 2)
         for i in range(fit.heads)
     ]
     # Whitened tokens: features that nothing else explains have mean squares of about 1/tokens.
-    return np.array(left) / fit.cut.rows > 10 * reduced.SINGULAR_RIDGE
+    return np.array(left) / fit.cut.rows > 10 * varpro.SINGULAR_RIDGE
 
 
 def _extreme_eigenvalues(
-    products: Jacobian, tangent: lowrank.Tangent, start: Array, scale: Array
+    products: Jacobian, tangent: low_rank.Tangent, start: Array, scale: Array
 ) -> tuple[np.ndarray[Any, Any], Array, bool]:
     """Ritz values of S in ascending order, the vector of the smallest, and whether it is sure.
 
@@ -252,10 +257,10 @@ def _extreme_eigenvalues(
     rounding adds outside of it would grow to a vector that S sends to zero. The steps end when the
     residual of the smallest value is below a third of that value, or of what counts as zero.
     """
-    xp = arrays.namespace(start)
+    xp = backend.namespace(start)
     shape, size = start.shape, math.prod(start.shape)
     units = 1 / xp.where(scale > _UNDETERMINED, scale, xp.ones_like(scale))
-    basis = xp.reshape(start / arrays.squared_norm(start) ** 0.5, (1, size))
+    basis = xp.reshape(start / backend.squared_norm(start) ** 0.5, (1, size))
     diagonal: list[float] = []
     beside: list[float] = []
     while True:
@@ -265,15 +270,15 @@ def _extreme_eigenvalues(
         for _ in range(2):
             image = image - (basis @ image) @ basis
         image = xp.reshape(tangent.project(xp.reshape(image, shape)), (size,))
-        length = arrays.squared_norm(image) ** 0.5
+        length = backend.squared_norm(image) ** 0.5
         matrix = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
         values, vectors = np.linalg.eigh(matrix)
         largest = max(float(values[-1]), 0.0)
         enough = _LANCZOS_ACCURACY * max(values[0], _UNDETERMINED**2 * largest)
-        exhausted = length <= 10 * arrays.epsilon(start) * largest
+        exhausted = length <= 10 * backend.epsilon(start) * largest
         sure = len(diagonal) >= _FEWEST_STEPS and length * abs(vectors[-1, 0]) < enough
         if exhausted or sure or len(diagonal) >= min(_LANCZOS_STEPS, tangent.directions(start)):
-            vector = xp.reshape(arrays.like(vectors[:, 0], start) @ basis, shape)
+            vector = xp.reshape(backend.like(vectors[:, 0], start) @ basis, shape)
             return values, vector, exhausted or sure or len(diagonal) >= tangent.directions(start)
         beside.append(length)
         basis = xp.concat([basis, xp.reshape(image / length, (1, size))], axis=0)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from onelayer.recovery.reduced import Fit
-from onelayer.recovery.refine import State
+from onelayer.recovery.gauss_newton.levenberg_marquardt import State
+from onelayer.recovery.gauss_newton.varpro import Fit
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@ import pytest
 from lab_cases import judged, measured
 
 from onelayer import inputs
+from onelayer.features.estimators import RandomFeatureAttention
 from onelayer.lab import learning
 from onelayer.lab.claims.bias import LINEAR, WEIGHTED
 from onelayer.lab.seeds import generator
-from onelayer.random_features.estimators import RandomFeatureAttention
-from onelayer.random_features.targets import correlation_weighted
+from onelayer.theory.targets import correlation_weighted
 
 NAME = "bias"
 SIZES = [64, 128, 256]

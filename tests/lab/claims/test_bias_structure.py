@@ -3,10 +3,10 @@ import pytest
 from lab_cases import judged, measured
 
 from onelayer import inputs
+from onelayer.features.estimators import RandomFeatureAttention
 from onelayer.lab import learning
 from onelayer.lab.seeds import generator
-from onelayer.random_features import targets
-from onelayer.random_features.estimators import RandomFeatureAttention
+from onelayer.theory import targets
 
 NAME = "bias-structure"
 PREDICTED = {  # by bias, with 300 examples: on the plain and on the rotated target

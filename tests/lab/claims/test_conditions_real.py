@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from onelayer import AttentionLayer, pretrained
+from onelayer import AttentionLayer
+from onelayer.io import pretrained
 from onelayer.lab import margins
 from onelayer.lab.claims import conditions_real, known
 

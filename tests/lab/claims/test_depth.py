@@ -4,7 +4,7 @@ from lab_cases import judged, measured
 
 from onelayer import inputs
 from onelayer.lab.claims import depth as claim
-from onelayer.random_features import targets
+from onelayer.theory import targets
 
 NAME = "depth"
 PREDICTED = {  # by depth: two hops, 0.057 of it out of reach for one layer; that part; others

@@ -2,10 +2,10 @@ import pytest
 from lab_cases import judged, measured
 
 from onelayer import inputs
+from onelayer.features.estimators import RandomFeatureAttention
 from onelayer.lab import learning
 from onelayer.lab.seeds import generator
-from onelayer.random_features import targets
-from onelayer.random_features.estimators import RandomFeatureAttention
+from onelayer.theory import targets
 
 NAME = "double-descent"
 HEADS = (4, 8, 16, 32, 64, 128, 256, 512)  # 64 have as many parameters as there are examples

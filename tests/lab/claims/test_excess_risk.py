@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from lab_cases import judged, measured
 
+from onelayer.features.learning_curves import LearningCurve
 from onelayer.lab import learning
 from onelayer.lab.claims.excess_risk import ERROR, TARGETS
-from onelayer.random_features import theory
-from onelayer.random_features.curves import LearningCurve
+from onelayer.theory import bounds
 
 NAME = "excess-risk"
 FIRST = ("f_{1,1}", 4)  # the easiest target, in the least dimension
@@ -13,7 +13,7 @@ FIRST = ("f_{1,1}", 4)  # the easiest target, in the least dimension
 
 def size(name, dim):
     """Examples needed, as far apart as the bounds allow and within reach."""
-    order, least = (theory.sample_size("rfa", TARGETS[n](d)) for n, d in ((name, dim), FIRST))
+    order, least = (bounds.sample_size("rfa", TARGETS[n](d)) for n, d in ((name, dim), FIRST))
     return 20 * (order / least) ** 0.3
 
 

@@ -3,11 +3,11 @@ import pytest
 from lab_cases import judged, measured
 
 from onelayer import inputs
+from onelayer.features.estimators import AttentionFeatures
+from onelayer.features.kernel_matrices import attention_kernel
 from onelayer.lab.claims.kernel_limit import ALPHA, DISTANCES
 from onelayer.lab.seeds import generator
-from onelayer.random_features.estimators import AttentionFeatures
-from onelayer.random_features.kernel_matrices import attention_kernel
-from onelayer.random_features.targets import average_power, correlation_weighted
+from onelayer.theory.targets import average_power, correlation_weighted
 
 NAME = "kernel-limit"
 

@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 from lab_cases import judged, measured
 
-from onelayer.random_features import theory
+from onelayer.theory import bounds
 
 NAME = "keys"
 
 
 def as_predicted(model, keys, examples, **_):
-    factors = [theory.sample_size_ratio(p, keys) if model == "rfmlp" else 1 for p in (1, 2)]
+    factors = [bounds.sample_size_ratio(p, keys) if model == "rfmlp" else 1 for p in (1, 2)]
     sizes = [30 * factors[0], 200 * factors[1]]
     sizes = [n if n <= examples else None for n in sizes]
     return dict(zip(("f_{1,1}", "f_{1,2}"), sizes, strict=True))

@@ -2,7 +2,7 @@ import pytest
 from lab_cases import judged, measured
 
 from onelayer.lab import learning
-from onelayer.random_features import targets
+from onelayer.theory import targets
 
 NAME = "positions"
 PREDICTED = {  # by encoding, four keys: one position (floor 0.75), alternating sum (1), average

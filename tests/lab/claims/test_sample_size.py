@@ -3,10 +3,10 @@ import pytest
 from lab_cases import judged, measured
 
 from onelayer import inputs
+from onelayer.features.learning_curves import learning_curve
 from onelayer.lab import learning
 from onelayer.lab.seeds import generator
-from onelayer.random_features import targets, theory
-from onelayer.random_features.curves import learning_curve
+from onelayer.theory import bounds, targets
 
 NAME = "sample-size"
 MANY = 10**6  # examples, that every network gets there with
@@ -15,7 +15,7 @@ MANY = 10**6  # examples, that every network gets there with
 def as_predicted(model, keys, examples, **_):
     sizes = {p: 5.0 * 4**p for p in (1, 2, 3)}
     if model == "rfmlp":
-        sizes = {p: n * theory.sample_size_ratio(p, keys) for p, n in sizes.items()}
+        sizes = {p: n * bounds.sample_size_ratio(p, keys) for p, n in sizes.items()}
     return {f"f_{{1,{p}}}": n if n <= examples else None for p, n in sizes.items()}
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from onelayer.lab import comparing, figures, learning, scaling
 from onelayer.lab.claim import Check, Claim, Measured, Result, Results, grid
-from onelayer.random_features import targets
+from onelayer.theory import targets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

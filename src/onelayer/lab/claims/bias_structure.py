@@ -9,7 +9,7 @@ import numpy as np
 from onelayer.lab import comparing, figures, learning
 from onelayer.lab.claim import Check, Claim, Measured, Results, grid
 from onelayer.lab.seeds import generator
-from onelayer.random_features import targets
+from onelayer.theory import targets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

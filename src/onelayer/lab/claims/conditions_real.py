@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onelayer.io.pretrained import packaged
 from onelayer.lab import margins, recovering
 from onelayer.lab.claim import (
     CannotJudge,
@@ -19,7 +20,6 @@ from onelayer.lab.claim import (
 )
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
-from onelayer.pretrained import packaged
 from onelayer.recovery.conditions import conditions
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from onelayer.arrays import Array
+from onelayer.array.backend import Array
 from onelayer.lab import comparing, figures, learning
 from onelayer.lab.claim import Check, Claim, Measured, Results, grid
-from onelayer.random_features import targets
-from onelayer.random_features.targets import Target
+from onelayer.theory import targets
+from onelayer.theory.targets import Target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ import numpy as np
 
 from onelayer.lab import comparing, figures, learning
 from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results, grid
-from onelayer.random_features import targets
+from onelayer.theory import targets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,8 @@ import numpy as np
 
 from onelayer.lab import comparing, figures, learning, scaling
 from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results, grid
-from onelayer.random_features import targets, theory
-from onelayer.random_features.targets import Target
+from onelayer.theory import bounds, targets
+from onelayer.theory.targets import Target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -127,7 +127,7 @@ def _needed(results: Results, name: str) -> dict[int, float]:
 
 def _order(name: str, dim: int) -> float:
     """The order of the examples needed that the bound predicts."""
-    return theory.sample_size("rfa", TARGETS[name](dim), error=ERROR)
+    return bounds.sample_size("rfa", TARGETS[name](dim), error=ERROR)
 
 
 def _no_faster(growths: list[list[Growth]]) -> Check:

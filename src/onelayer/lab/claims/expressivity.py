@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from onelayer.lab import comparing, figures, learning, scaling
 from onelayer.lab.claim import Check, Claim, Measured, Results, grid
-from onelayer.random_features import targets
-from onelayer.random_features.targets import Target
+from onelayer.theory import targets
+from onelayer.theory.targets import Target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,8 +14,8 @@ from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results, gri
 from onelayer.lab.recovering import NEAR, SCALE, fewest_examples, worst_head
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
+from onelayer.recovery.api import recover
 from onelayer.recovery.hard import hard_instance
-from onelayer.recovery.recover import recover
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

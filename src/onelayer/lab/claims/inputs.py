@@ -8,7 +8,7 @@ from onelayer.lab import comparing, figures, recovering
 from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
 from onelayer.lab.recovering import CLAIMED, EXACT, NEAR, Method
 from onelayer.lab.seeds import generator
-from onelayer.recovery.recover import recover
+from onelayer.recovery.api import recover
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

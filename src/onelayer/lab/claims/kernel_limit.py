@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onelayer import inputs
+from onelayer.features.estimators import AttentionFeatures, AttentionKernelRidge
+from onelayer.features.kernel_matrices import attention_kernel
 from onelayer.lab import comparing, figures, learning, scaling
 from onelayer.lab.claim import Check, Claim, Measured, Results, grid
 from onelayer.lab.seeds import generator
-from onelayer.random_features import targets
-from onelayer.random_features.estimators import AttentionFeatures, AttentionKernelRidge
-from onelayer.random_features.kernel_matrices import attention_kernel
+from onelayer.theory import targets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

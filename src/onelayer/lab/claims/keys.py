@@ -9,7 +9,7 @@ import numpy as np
 
 from onelayer.lab import comparing, figures, learning, scaling
 from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
-from onelayer.random_features import theory
+from onelayer.theory import bounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +57,7 @@ def _constant(attention: Results, target: str) -> Check:
 def _growing(network: Results) -> list[Check]:
     sizes = _needed(network, LINEAR)
     fewest, most = min(sizes), max(sizes)
-    predicted = theory.sample_size_ratio(1, most) / theory.sample_size_ratio(1, fewest)
+    predicted = bounds.sample_size_ratio(1, most) / bounds.sample_size_ratio(1, fewest)
     growth = min(sizes[most], network.of("examples")[0]) / sizes[fewest]
     more = "more than " * (sizes[most] == np.inf)
     return [
@@ -89,7 +89,7 @@ def draw(results: Results, figure: Figure) -> None:
         attention = results.where(model="rfa")
         keys, level = attention.of("keys"), comparing.median(attention, target)
         figures.predicted(axes, keys, [level] * len(keys), "predicted: constant", number=0)
-        line = [level * theory.sample_size_ratio(degree, count) for count in keys]
+        line = [level * bounds.sample_size_ratio(degree, count) for count in keys]
         figures.predicted(axes, keys, line, f"$((N+2)/4)^{degree}$ times that", number=1)
         axes.set_title(f"${target}$ to {ERROR:g} of its variance")
         axes.legend()

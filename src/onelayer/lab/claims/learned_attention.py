@@ -12,7 +12,7 @@ from onelayer.lab import comparing, figures, gradient_descent, learning
 from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results, grid
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
-from onelayer.recovery.recover import recover
+from onelayer.recovery.api import recover
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

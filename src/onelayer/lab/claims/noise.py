@@ -10,8 +10,8 @@ from onelayer.lab import comparing, figures, recovering, scaling
 from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
 from onelayer.lab.recovering import CLAIMED, NEAR, Method
 from onelayer.lab.seeds import generator
+from onelayer.recovery.api import recover
 from onelayer.recovery.reasons import Reason
-from onelayer.recovery.recover import recover
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from onelayer.lab import blindness, comparing, figures, learning
 from onelayer.lab.claim import Check, Claim, Measured, Results, grid
-from onelayer.random_features import targets
+from onelayer.theory import targets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ import numpy as np
 
 from onelayer.lab import comparing, figures, learning, scaling
 from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
-from onelayer.random_features import theory
+from onelayer.theory import bounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ def _ratios(results: Results, degree: int) -> list[Ratio]:
         many = comparing.median(network, f"f_{{1,{degree}}}")
         if np.isfinite(few):
             known = min(many, network.of("examples")[0])
-            predicted = theory.sample_size_ratio(degree, keys)
+            predicted = bounds.sample_size_ratio(degree, keys)
             ratios.append(Ratio(keys, predicted, known / few, bound=not np.isfinite(many)))
     return ratios
 
@@ -89,7 +89,7 @@ def draw(results: Results, figure: Figure) -> None:
         target = f"f_{{1,{degree}}}"
         scaling.draw_needed(axes, results, target)
         line = {
-            keys: comparing.median(part, target) * theory.sample_size_ratio(degree, keys)
+            keys: comparing.median(part, target) * bounds.sample_size_ratio(degree, keys)
             for keys, part in results.where(model="rfa").by("keys")
         }
         label = r"RFA $\times\ ((N+2)/4)^p$"

@@ -13,7 +13,7 @@ from onelayer.lab.recovering import EXACT, NEAR, worst_head
 from onelayer.lab.seeds import generator
 from onelayer.lab.watching import Watched, watched
 from onelayer.layer import AttentionLayer
-from onelayer.recovery.recover import recover
+from onelayer.recovery.api import recover
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure

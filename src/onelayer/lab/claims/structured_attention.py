@@ -13,7 +13,7 @@ from onelayer.lab import comparing, figures, layers, recovering
 from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Parameters, Results, grid
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
-from onelayer.recovery.recover import recover
+from onelayer.recovery.api import recover
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -149,11 +149,11 @@ def _as_cheap(results: Results, who: str, dearer: float) -> Check:
     )
 
 
-def _cheaper(told: Results, untold: Results) -> Check:
+def _cheaper(told: Results, no_progress: Results) -> Check:
     """Whether a known rank saves at least half, in logarithms, of the unknowns it saves."""
     ratios, asked = {}, {}
     for structure, part in told.by("structure"):
-        without = _needed(untold.where(structure=structure))
+        without = _needed(no_progress.where(structure=structure))
         if not np.isfinite(without):
             raise CannotJudge(f"{structure} is not found without its rank, to compare with")
         ratios[structure] = _needed(part) / without

@@ -10,20 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onelayer.lab import figures, layers, recovering
-from onelayer.lab.claim import (
-    CannotJudge,
-    Check,
-    Claim,
-    Measured,
-    Parameters,
-    Results,
-    grid,
-)
+from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Parameters, Results, grid
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
+from onelayer.recovery.api import Recovery, recover
 from onelayer.recovery.conditions import conditions
 from onelayer.recovery.reasons import Reason
-from onelayer.recovery.recover import Recovery, recover
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,1 @@
+"""Arrays of any backend: namespaces, devices, threads, linear algebra, blocks."""

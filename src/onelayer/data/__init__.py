@@ -1,0 +1,1 @@
+"""Examples wherever they live: in memory, in files, from functions, on a Dask cluster."""

@@ -1,0 +1,262 @@
+"""Chunks of examples, wherever they live: one interface for memory, files, functions and clusters.
+
+Everything in this package is a sum over examples, so algorithms are written once over chunks:
+
+    chunks.map(work, ..)     something computed from every chunk, where the chunk is
+    chunks.reduce(merge)     all values merged into one, and brought to this process
+    chunks.collect()         all values in a list, brought to this process
+    chunks.persist(size)     values held where they are for the next pass, if memory allows
+
+`InMemory` computes at once and holds what it has; examples in memory are the case of one chunk.
+`Streamed` computes nothing before it is reduced, and never holds more than one chunk. `OnCluster`
+(in `dask.py`) does the same on the workers of a Dask cluster.
+
+Chunks are merged in their order, by a tree that depends on nothing but their number, so results
+repeat bit for bit. `work` must not change its arguments.
+
+A chunk is what is read at a time, tens of megabytes. Work on a chunk cuts it into blocks that suit
+a processor's cache (`onelayer.array.blocks`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+import numpy as np
+
+from onelayer.array import backend
+from onelayer.array.backend import Array
+
+KEPT_BYTES = 2 * 2**30  # held in memory between two passes
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+Progress: TypeAlias = Callable[[float], None]  # called with the share of a pass that is done
+
+
+def no_progress(_share: float) -> None:
+    """Report nothing."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive examples, the first of them at position `start`: arrays that belong together."""
+
+    start: int
+    arrays: tuple[Array, ...]  # None for an array that was not given
+
+    def __len__(self) -> int:
+        return next(int(array.shape[0]) for array in self.arrays if array is not None)
+
+    def between(self, start: int, stop: int) -> Chunk:
+        """The examples with positions in a range."""
+        part = slice(max(0, start - self.start), max(0, stop - self.start))
+        cut = (None if array is None else array[part, ...] for array in self.arrays)
+        return Chunk(max(start, self.start), tuple(cut))
+
+    def rows(self, positions: np.ndarray[Any, Any]) -> tuple[Array | None, ...]:
+        """The examples at those of the ascending positions that are in this chunk."""
+        first, last = np.searchsorted(positions, [self.start, self.start + len(self)])
+        here = positions[first:last] - self.start
+        return tuple(None if one is None else backend.rows(one, here) for one in self.arrays)
+
+
+class Chunks(ABC, Generic[T]):
+    """One value for every chunk, computed or yet to be computed.
+
+    A new kind of storage subclasses this. `_precedence` decides where work on chunks of different
+    kinds is done: at the kind with the largest.
+    """
+
+    _precedence: ClassVar[int]
+    in_memory: ClassVar[bool] = False  # whether all values are held in this process
+    recomputed: ClassVar[bool] = False  # whether values are computed anew in every pass
+    remote: ClassVar[bool] = False  # whether values are computed by other processes
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of chunks."""
+
+    def map(self, work: Callable[..., R], *others: object) -> Chunks[R]:
+        """`work(value, *others)` for every chunk; of others that are chunks it sees one value each.
+
+        The remaining arguments are the same for all; on a cluster they are sent once.
+
+        >>> InMemory((1, 2)).map(lambda a, b, c: a * b + c, InMemory((3, 4)), 10).collect()
+        [13, 18]
+        """
+        arguments = (self, *others)
+        aligned = [one for one in arguments if isinstance(one, Chunks)]
+        leading = max(aligned, key=lambda one: one._precedence)
+        for one in aligned:
+            if len(one) != len(leading):
+                raise ValueError(f"got {len(one)} chunks beside {len(leading)}, expected as many")
+            if not (one.in_memory or leading._same_pass(one)):
+                raise ValueError("got chunks of two sources, expected them to be read in one pass")
+        return leading._map(work, arguments)
+
+    def reduce(self, merge: Callable[[T, T], T], progress: Progress = no_progress) -> T:
+        """All values merged in the order of the chunks, brought to this process."""
+        if len(self) == 0:
+            raise ValueError("got no chunks to merge, expected at least one")
+        return self._reduce(merge, progress)
+
+    @abstractmethod
+    def collect(self, progress: Progress = no_progress) -> list[T]:
+        """All values in the order of the chunks, brought to this process."""
+
+    @abstractmethod
+    def persist(self, size: float, limit: float = KEPT_BYTES) -> Chunks[T]:
+        """The same values, held between passes if `size` bytes fit within the limit.
+
+        The limit counts in this process; a cluster has one of its own.
+        """
+
+    @abstractmethod
+    def pick(self, positions: Sequence[int]) -> Chunks[T]:
+        """The chunks at some positions, in ascending order."""
+
+    @abstractmethod
+    def _map(self, work: Callable[..., R], arguments: Sequence[object]) -> Chunks[R]: ...
+
+    @abstractmethod
+    def _reduce(self, merge: Callable[[T, T], T], progress: Progress) -> T: ...
+
+    @abstractmethod
+    def _same_pass(self, other: Chunks[Any]) -> bool:
+        """Whether values of other chunks, not in memory, are at hand where these are computed."""
+
+    @abstractmethod
+    def _value_at(self, position: int, visit: Visit | None) -> object:
+        """The value at a position, on the way of a streamed pass if there is one."""
+
+
+@dataclass(frozen=True)
+class InMemory(Chunks[T]):
+    """Values of all chunks, held in this process."""
+
+    values: tuple[T, ...]
+    _precedence = 0
+    in_memory = True
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def collect(self, progress: Progress = no_progress) -> list[T]:
+        return list(self.values)
+
+    def persist(self, size: float, limit: float = KEPT_BYTES) -> InMemory[T]:
+        return self
+
+    def pick(self, positions: Sequence[int]) -> InMemory[T]:
+        return InMemory(tuple(self.values[i] for i in positions))
+
+    def _map(self, work: Callable[..., R], arguments: Sequence[object]) -> InMemory[R]:
+        return InMemory(
+            tuple(
+                work(*(value_at(argument, i) for argument in arguments)) for i in range(len(self))
+            )
+        )
+
+    def _reduce(self, merge: Callable[[T, T], T], progress: Progress) -> T:
+        return reduce(merge, self.values)
+
+    def _same_pass(self, other: Chunks[Any]) -> bool:
+        return other.in_memory
+
+    def _value_at(self, position: int, visit: Visit | None) -> object:
+        return self.values[position]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A chunk on its way through a streamed pass, with what was computed from it so far."""
+
+    position: int
+    origin: Any
+    known: dict[int, Any] = field(default_factory=dict)
+
+    def value(self, of: Streamed[T]) -> T:
+        """The value of some chunks for this chunk, computed once in a pass."""
+        if id(of) not in self.known:
+            self.known[id(of)] = of.compute(self)
+        found: T = self.known[id(of)]
+        return found
+
+
+def _origin(visit: Visit) -> Any:
+    return visit.origin
+
+
+@dataclass(frozen=True, eq=False)
+class Streamed(Chunks[T]):
+    """Values that are computed anew in every pass, one chunk after the other.
+
+    `read` gives what was read of the chunks at some positions, and `compute` the value from that.
+    Values that depend on one another share the same `read`, and in a pass each of them is computed
+    once for every chunk.
+    """
+
+    read: Callable[[Sequence[int]], Iterator[Any]]
+    positions: tuple[int, ...]
+    compute: Callable[[Visit], T] = _origin
+    _precedence = 1
+    recomputed = True
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def collect(self, progress: Progress = no_progress) -> list[T]:
+        return list(self._values(progress))
+
+    def persist(self, size: float, limit: float = KEPT_BYTES) -> Chunks[T]:
+        return InMemory(tuple(self.collect())) if size <= limit else self
+
+    def pick(self, positions: Sequence[int]) -> Streamed[T]:
+        return replace(self, positions=tuple(self.positions[i] for i in positions))
+
+    def _map(self, work: Callable[..., R], arguments: Sequence[object]) -> Streamed[R]:
+        # Values in memory stay whole if some of the result is picked: they keep their index.
+        index = {position: i for i, position in enumerate(self.positions)}
+
+        def compute(visit: Visit) -> R:
+            return work(*(value_at(one, index[visit.position], visit) for one in arguments))
+
+        return Streamed(self.read, self.positions, compute)
+
+    def _reduce(self, merge: Callable[[T, T], T], progress: Progress) -> T:
+        return reduce(merge, self._values(progress))
+
+    def _values(self, progress: Progress) -> Iterator[T]:
+        """The values of all chunks; none is held when the next one is read."""
+        visits = map(Visit, self.positions, self.read(self.positions))
+        for done, value in enumerate((visit.value(self) for visit in visits), start=1):
+            yield value
+            progress(done / len(self))
+
+    def _same_pass(self, other: Chunks[Any]) -> bool:
+        same = self.read is getattr(other, "read", None)
+        return same and self.positions == getattr(other, "positions", None)
+
+    def _value_at(self, position: int, visit: Visit | None) -> object:
+        assert visit is not None
+        return visit.value(self)
+
+
+def value_at(argument: object, position: int, visit: Visit | None = None) -> object:
+    """What `work` sees of an argument: of chunks the value at a position, else all of it."""
+    return argument._value_at(position, visit) if isinstance(argument, Chunks) else argument
+
+
+def memory_budget(reference: Array) -> int:
+    """The bytes of arrays like this one that may be held in memory between two passes.
+
+    On a GPU it is at most a quarter of what is free: a power of two, as for blocks.
+    """
+    free = backend.gpu_memory(reference)
+    return KEPT_BYTES if free is None else 1 << max(1, free // 4).bit_length() - 1

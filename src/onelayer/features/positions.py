@@ -1,0 +1,91 @@
+"""Where a token stands, told to a layer that would not know: positional encodings.
+
+The query has position 0 and the keys 1, 2, ..; every encoding has unit norm, as the tokens of the
+first paper have, so that place and content weigh alike there.
+
+- `sinusoidal` adds sines and cosines of geometrically spaced frequencies (arXiv 1706.03762);
+- `learned-random` adds a random direction for each position: what a learned table is at its start;
+- `onehot` appends one coordinate for each position, and so knows only the positions seen at fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onelayer.array import backend
+from onelayer.array.backend import Array
+
+KINDS = (None, "sinusoidal", "learned-random", "onehot")
+
+
+@dataclass(frozen=True)
+class Positions:
+    """An encoding for tokens of dimension `dim`, up to `longest` tokens at fit."""
+
+    kind: str | None
+    dim: int
+    longest: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        kind: object = self.kind  # users may pass anything
+        if not isinstance(kind, str | None) or kind not in KINDS:
+            expected = ", ".join(map(repr, KINDS))
+            raise ValueError(f"positions is {self.kind!r}, expected one of {expected}")
+        if self.kind == "sinusoidal" and self.dim < 2:
+            raise ValueError(
+                "positions='sinusoidal' needs sines and cosines: "
+                f"got tokens of n_features = {self.dim}, expected at least 2"
+            )
+
+    @property
+    def encoded_dim(self) -> int:
+        """The dimension of an encoded token."""
+        return self.dim + (self.longest if self.kind == "onehot" else 0)
+
+    def used(self, varying: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+        """Which coordinates of an encoded token, and of the 1 after it, may be other than zero.
+
+        `varying` (dim,) says it of the tokens themselves; None stands for all.
+        """
+        used = np.ones(self.encoded_dim + 1, bool)
+        if varying is not None and self.kind in (None, "onehot"):
+            used[: self.dim] = varying
+        return used
+
+    def __call__(self, tokens: Array) -> Array:
+        """Tokens (n, T, d) with their positions in them, (n, T, encoded_dim)."""
+        if self.kind is None:
+            return tokens
+        count = int(tokens.shape[1])
+        if self.kind != "onehot":
+            return tokens + backend.like(self._table(count), tokens)
+        if count > self.longest:
+            raise ValueError(
+                f"X has sets of {count} tokens, expected at most {self.longest}: "
+                "positions='onehot' has no code for positions that fit did not see"
+            )
+        xp = backend.namespace(tokens)
+        codes = backend.like(np.eye(count, self.longest), tokens)
+        return xp.concat([tokens, xp.broadcast_to(codes, (tokens.shape[0], *codes.shape))], axis=2)
+
+    def _table(self, count: int) -> np.ndarray[Any, Any]:
+        """The encodings of positions 0 .. count - 1, the same for every count."""
+        table: np.ndarray[Any, Any]
+        if self.kind == "sinusoidal":
+            table = _waves(count, self.dim)
+        else:
+            table = np.random.default_rng(self.seed).standard_normal((count, self.dim))
+        table /= np.linalg.norm(table, axis=1, keepdims=True)
+        return table
+
+
+def _waves(count: int, dim: int) -> np.ndarray[Any, Any]:
+    """Sines in the even and cosines in the odd coordinates, (count, dim)."""
+    pairs = -(-dim // 2)
+    angles = np.arange(count)[:, None] / 10_000.0 ** (np.arange(pairs) / pairs)
+    waves = np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(count, 2 * pairs)
+    return waves[:, :dim]

@@ -1,0 +1,281 @@
+"""What an example may be: a query with its keys, as rows of one array or one array each.
+
+Four forms are taken, and all later code sees blocks of the same kind, tokens (b, T, d) and a mask
+(b, T) or None, standardized where a fit asks for it:
+
+- an array (n, T, d), on disk or in memory;
+- the same with a mask (n, T), where it is padded;
+- a list of arrays (T_i, d) of different lengths, padded only block by block;
+- an array (n, d): one token each, which is its own query (`single_tokens`).
+
+Which of the tokens is the query is said in `queries.py`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from onelayer.array import backend, blocks, checks
+from onelayer.array.backend import Array
+from onelayer.features import standardization
+from onelayer.features.standardization import Moments, Standardization
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Checked examples; `tokens` is an array (n, T, d) or a list of arrays (T_i, d)."""
+
+    tokens: Array | list[Array]
+    mask: Array | None
+    dim: int
+    longest: int
+    standard: Standardization | None = None  # of the tokens that `block` gives
+
+    def __len__(self) -> int:
+        return len(self.tokens) if isinstance(self.tokens, list) else int(self.tokens.shape[0])
+
+    @property
+    def sample(self) -> Array:
+        """One example as `block` gives it: its namespace, device and dtype are those of all."""
+        return self.block(slice(0, 1))[0]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """As of an array (n, tokens, dim)."""
+        return len(self), self.longest, self.dim
+
+    @property
+    def varying(self) -> np.ndarray[Any, Any]:
+        """Which coordinates of a token may be other than zero, (dim,)."""
+        return np.ones(self.dim, bool) if self.standard is None else self.standard.factor > 0
+
+    def __getitem__(self, part: slice | tuple[slice, Any]) -> Sets:
+        """Some of the examples: `sets[part]`, or `sets[part, ...]` as of any array in a chunk."""
+        rows = part[0] if isinstance(part, tuple) else part
+        if isinstance(self.tokens, list):
+            return replace(self, tokens=self.tokens[rows])
+        mask = None if self.mask is None else self.mask[rows, :]
+        return replace(self, tokens=self.tokens[rows, ...], mask=mask)
+
+    def placed(self, device: str | None) -> Sets:
+        """The same on a device; None leaves them where they are."""
+        if isinstance(self.tokens, list):
+            return replace(self, tokens=[backend.place(one, device) for one in self.tokens])
+        mask = None if self.mask is None else backend.place(self.mask, device)
+        return replace(self, tokens=backend.place(self.tokens, device), mask=mask)
+
+    def block(self, part: slice) -> tuple[Array, Array | None]:
+        """Tokens (b, T, d) in floating point, zero where there are none, and their mask (b, T).
+
+        The mask is None where all tokens are there.
+        """
+        tokens, mask = self._as_given(part)
+        if self.standard is None:
+            return tokens, mask
+        tokens = self.standard(tokens)
+        return (tokens, None) if mask is None else (_zeroed(tokens, mask), mask)
+
+    def moments(self, weights: Array | None = None) -> Moments:
+        """What all tokens that are there show, before any standardization.
+
+        Every token has the weight of its example, of `weights` (n,).
+        """
+        parts = blocks.slices(len(self), 8 * self.longest * self.dim)
+        return reduce(operator.add, (self._moments(part, weights) for part in parts))
+
+    def largest(self) -> float:
+        """The largest absolute value of a coordinate of any token, as it was given."""
+        parts = blocks.slices(len(self), 8 * self.longest * self.dim)
+        return max(backend.largest(self._as_given(part)[0]) for part in parts)
+
+    def _moments(self, part: slice, weights: Array | None) -> Moments:
+        tokens, mask = self._as_given(part)
+        there = np.ones(tokens.shape[:2], dtype=bool) if mask is None else backend.to_numpy(mask)
+        values = backend.to_numpy(tokens)[there]
+        if weights is None:
+            return standardization.moments(values)
+        own = backend.to_numpy(weights)[part]
+        return standardization.moments(values, np.repeat(own, there.sum(axis=1)))
+
+    def _as_given(self, part: slice) -> tuple[Array, Array | None]:
+        if isinstance(self.tokens, list):
+            return _padded(self.tokens[part])
+        tokens = backend.detached(backend.floating(self.tokens[part, ...]))
+        if self.mask is None:
+            return tokens, None
+        mask = self.mask[part, ...]
+        return _zeroed(tokens, mask), mask  # whatever padding holds, nothing is computed from it
+
+
+def _zeroed(tokens: Array, mask: Array) -> Array:
+    """Tokens (b, T, d), zero where they are not there."""
+    xp = backend.namespace(tokens)
+    return xp.where(mask[:, :, None], tokens, backend.zeros((1, 1, 1), tokens))
+
+
+def is_collection_of_sets(X: Any) -> bool:
+    """Whether X is meant as sets: an array of three or more axes, or a list with one of two."""
+    if isinstance(X, list | tuple) or (_holds_objects(X) and X.ndim == 1):
+        return any(_axes(example) == 2 for example in X)
+    return _axes(X) >= 3
+
+
+def joined(parts: Sequence[Sets]) -> Sets:
+    """Arrays of examples one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    xp = backend.namespace(parts[0].tokens)
+    masks = [part.mask for part in parts if part.mask is not None]
+    mask = xp.concat(masks, axis=0) if masks else None
+    return replace(parts[0], tokens=xp.concat([part.tokens for part in parts], axis=0), mask=mask)
+
+
+def as_sets(
+    X: Any,
+    mask: Any = None,
+    least_tokens: int = 2,
+    name: str = "X",
+    start: int = 0,
+    first: bool = True,
+) -> Sets:
+    """Check X (n, T, d), or a list of arrays (T_i, d), and its mask at the door.
+
+    Errors of a mask count examples from `start` on. With `first` a mask is to leave token 0.
+
+    >>> sets = as_sets([np.zeros((3, 2)), np.ones((5, 2))])
+    >>> len(sets), sets.dim, sets.longest
+    (2, 2, 5)
+    """
+    refuse_masked_array(X, name)
+    if backend.is_array(X) and not _holds_objects(X):
+        return _from_array(X, mask, least_tokens, name, start, first)
+    if mask is not None:
+        raise ValueError("mask was given with a list of arrays, expected an array for a mask")
+    return _from_list(X, least_tokens, name)
+
+
+def refuse_masked_array(X: Any, name: str) -> None:
+    """Entries that are missing from tokens mean nothing here."""
+    if isinstance(X, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is a masked array, expected a plain one, with mask= for tokens not there"
+        )
+
+
+def single_tokens(X: Array, tokens: int = 2) -> Sets:
+    """Rows of X (n, d) as examples of one token, which is query and key if it counts as two."""
+    xp = backend.namespace(X)
+    n, dim = X.shape
+    return Sets(xp.broadcast_to(X[:, None, :], (n, tokens, dim)), None, dim, tokens)
+
+
+def check_example(shape: tuple[int, ...], least_tokens: int, name: str) -> None:
+    """Refuse what is no example (T, d) of an array that is elsewhere."""
+    if len(shape) != 2 or shape[1] == 0:
+        raise ValueError(
+            f"{name} has examples of shape {shape}, expected two axes (tokens, dim) of each"
+        )
+    if shape[0] < least_tokens:
+        raise ValueError(f"{name} has examples of shape {shape}, {_enough(least_tokens)}")
+
+
+def _from_array(X: Array, mask: Any, least_tokens: int, name: str, start: int, first: bool) -> Sets:
+    shape = tuple(X.shape)
+    if len(shape) != 3:
+        raise ValueError(f"{name} has shape {shape}, expected three axes (examples, tokens, dim)")
+    if shape[0] == 0 or shape[2] == 0:
+        raise ValueError(
+            f"{name} has shape {shape}, expected at least one example and one dimension"
+        )
+    if shape[1] < least_tokens:
+        raise ValueError(f"{name} has shape {shape}, {_enough(least_tokens)}")
+    backend.check_real(X, name)
+    per_example = shape[1] * shape[2] * 8
+    for part in blocks.slices(shape[0], per_example):  # a file is read, not loaded
+        backend.check_finite(X[part, ...], name)
+    return Sets(X, _checked_mask(mask, X, least_tokens, start, first), shape[2], shape[1])
+
+
+def _checked_mask(mask: Any, X: Array, least_tokens: int, start: int, first: bool) -> Array | None:
+    if mask is None:
+        return None
+    checked = checks.key_mask(mask, X, start=start)
+    xp = backend.namespace(checked)
+    there = xp.astype(checked, xp.int64)
+    no_key = "mask leaves example {} with one token, expected at least a key and a query after it"
+    if first:
+        no_query = "mask leaves example {} without its query, expected True for token 0"
+        _refuse_example(there[:, 0] == 0, no_query, start)
+        no_key = "mask leaves example {} without a key, expected at least one True after the query"
+    _refuse_example(xp.sum(there, axis=1) < least_tokens, no_key, start)
+    return checked
+
+
+def _refuse_example(bad: Array, message: str, start: int) -> None:
+    xp = backend.namespace(bad)
+    if bool(xp.any(bad)):
+        raise ValueError(message.format(start + int(xp.argmax(xp.astype(bad, xp.int64)))))
+
+
+def _from_list(X: Iterable[Any], least_tokens: int, name: str) -> Sets:
+    examples = [backend.as_real(example, f"{name}[{i}]") for i, example in enumerate(X)]
+    if not examples:
+        raise ValueError(f"{name} is an empty list, expected at least one example")
+    for i, example in enumerate(examples):
+        shape = tuple(example.shape)
+        if len(shape) != 2 or shape[1] == 0:
+            raise ValueError(f"{name}[{i}] has shape {shape}, expected two axes (tokens, dim)")
+        if shape[0] < least_tokens:
+            raise ValueError(f"{name}[{i}] has shape {shape}, {_enough(least_tokens)}")
+        if shape[1] != examples[0].shape[1]:
+            raise ValueError(
+                f"{name}[{i}] has tokens of dimension {shape[1]}, "
+                f"expected {examples[0].shape[1]} as {name}[0] has"
+            )
+    examples = [backend.detached(example) for example in backend.alike(examples)]
+    longest = max(example.shape[0] for example in examples)
+    return Sets(examples, None, int(examples[0].shape[1]), int(longest))
+
+
+def _enough(least_tokens: int) -> str:
+    return "expected " + ("a query and at least one key" if least_tokens > 1 else "a token")
+
+
+def _padded(examples: Sequence[Array]) -> tuple[Array, Array | None]:
+    """Arrays (T_i, d) side by side in one of shape (b, T, d), and which of its tokens are there."""
+    xp = backend.namespace(examples[0])
+    lengths = [int(example.shape[0]) for example in examples]
+    longest = max(lengths)
+    if min(lengths) == longest:
+        return xp.stack(examples), None
+    tokens = backend.zeros((len(examples), longest, examples[0].shape[1]), examples[0])
+    for i, example in enumerate(examples):
+        tokens[i, : lengths[i], :] = example
+    count = xp.asarray(lengths, device=backend.device(tokens))
+    position = xp.arange(longest, device=backend.device(tokens))
+    return tokens, position[None, :] < count[:, None]
+
+
+def _holds_objects(value: Any) -> bool:
+    """Whether the value is an array, or a column of a data frame, of Python objects."""
+    dtype = getattr(value, "dtype", None)
+    return isinstance(dtype, np.dtype) and dtype.hasobject
+
+
+def _axes(value: Any) -> int:
+    """The number of axes of an array, of nested lists, or of anything else."""
+    if hasattr(value, "shape"):
+        return len(value.shape)
+    axes = 0
+    while isinstance(value, list | tuple):
+        axes += 1
+        value = value[0] if value else None
+        if hasattr(value, "shape"):
+            return axes + len(value.shape)
+    return axes

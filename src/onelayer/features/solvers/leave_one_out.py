@@ -1,0 +1,202 @@
+"""The penalty α of least leave-one-out error, from one eigendecomposition, for every target.
+
+With K = Φ Φᵀ = U diag(λ) Uᵀ and c = (K + α)⁻¹ y, the error at example i of the regression on all
+others is
+
+    c_i / ((K + α)⁻¹)_ii,
+
+and with G = Φᵀ Φ = V diag(λ) Vᵀ the same number is (y - Φ v)_i / (1 - h_i), h the diagonal of
+Φ (G + α)⁻¹ Φᵀ: a product for every α, and no regression is ever repeated. The squares of these
+errors are a sum over examples, and computed where the examples are.
+
+With an intercept (see `intercept.py`) the first formula holds with Q (Qᵀ K Q + α)⁻¹ Qᵀ in place of
+(K + α)⁻¹, and the second with centred features and targets, h_i gaining the share of example i in
+the sum of the weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onelayer.array import backend, linalg
+from onelayer.array.backend import Array
+from onelayer.data.chunks import Progress
+from onelayer.features.progress import Track, ticking
+from onelayer.features.solvers import intercept
+from onelayer.features.solvers.design import Design, SpreadDesign
+from onelayer.features.solvers.intercept import Centre, Reflection
+
+_PATH = np.logspace(-12, 1, 53)  # multiples of the largest eigenvalue, four a decade
+
+
+class Found(NamedTuple):
+    """The solution of a ridge regression: f = coefficients and intercept, one column a target."""
+
+    coefficients: Array  # (rows, t)
+    alphas: np.ndarray[Any, Any]  # (t,), the penalty of every target
+    intercept: Array  # (t,), zeros where none was asked for
+
+    def beside(self, reference: Array) -> Found:
+        """The same in the namespace and on the device of `reference`."""
+        coefficients = backend.as_device(self.coefficients, reference)
+        return Found(coefficients, self.alphas, backend.as_device(self.intercept, reference))
+
+    def scaled(self, scale: Array) -> Found:
+        """The same with the rows of coefficients times the first entries of `scale`."""
+        rows = scale[: self.coefficients.shape[0], None]
+        return self._replace(coefficients=self.coefficients * rows)
+
+
+def by_kernel(kernel: Array, targets: Array, ones: Array | None = None) -> Found:
+    """Dual coefficients (n, t) from the lower triangle of K (n, n) and targets (n, t).
+
+    `ones` (n,) is s of `intercept.py`, None for no intercept.
+    """
+    if ones is None:
+        values, vectors = linalg.eigh(kernel)
+        coefficients, alphas = _from_spectrum(values, vectors, targets, _path(values))
+        return Found(coefficients, alphas, backend.zeros((targets.shape[1],), targets))
+    reflection = Reflection.of(kernel, ones)
+    mean = intercept.mean_target(ones, targets)
+    targets = targets - ones[:, None] * mean
+    values, vectors = _eigh_or_empty(reflection.reduced(kernel))
+    values, path = _above_noise(values, reflection.mean)
+    coefficients, alphas = _from_spectrum(values, reflection.expand(vectors), targets, path)
+    return Found(coefficients, alphas, mean + reflection.intercept(targets, coefficients))
+
+
+def _eigh_or_empty(matrix: Array) -> tuple[Array, Array]:
+    """`linalg.eigh`, also of the matrix that one example leaves: (0, 0)."""
+    return linalg.eigh(matrix) if matrix.shape[0] > 0 else (backend.zeros((0,), matrix), matrix)
+
+
+def _from_spectrum(
+    values: Array, vectors: Array, targets: Array, path: np.ndarray[Any, Any]
+) -> tuple[Array, np.ndarray[Any, Any]]:
+    xp = backend.namespace(targets)
+    inverse = _inverse(values, path)
+    rotated = backend.transpose(vectors) @ targets
+    diagonal = (vectors * vectors) @ inverse
+    diagonal = xp.where(diagonal > 0, diagonal, xp.ones_like(diagonal))  # nothing else is left
+    size = _nonzero(xp.max(xp.abs(targets), axis=0))
+    errors = []
+    for i in range(path.size):
+        left_out = vectors @ (rotated * inverse[:, i, None]) / diagonal[:, i, None] / size
+        errors.append(backend.to_numpy(xp.sum(left_out * left_out, axis=0)))
+    return _with_the_best(values, vectors, rotated, path, np.stack(errors))
+
+
+def by_features(
+    design: SpreadDesign,
+    gram: Array,
+    moments: Array,
+    largest: Array,
+    track: Track,
+    centre: Centre | None = None,
+) -> tuple[Array, np.ndarray[Any, Any]]:
+    """Weights (p, t) and penalties from the lower triangle of G (p, p), moments Φᵀ y and Φ again.
+
+    `largest` (t,) has the largest |y| of every target. With an intercept G and the moments are
+    about the means of `centre`.
+    """
+    values, vectors = linalg.eigh(gram)
+    path = _path(values)
+    if centre is not None:
+        values, path = _above_noise(values, centre.size)
+    rotated = backend.transpose(vectors) @ moments
+    spectrum = _Spectrum(vectors, _inverse(values, path), rotated, _nonzero(largest), centre)
+    told = ticking(track, design.steps, "left out")
+    errors = design.summed(_left_out, spectrum, told=told)
+    return _with_the_best(values, vectors, rotated, path, errors)
+
+
+class _Spectrum(NamedTuple):
+    """What the errors of all examples are computed from."""
+
+    vectors: Array  # (p, p)
+    inverse: Array  # (p, alphas)
+    rotated: Array  # (p, t)
+    size: Array  # (t,)
+    centre: Centre | None
+
+
+def _left_out(
+    design: Design, targets: Array, spectrum: _Spectrum, told: Progress
+) -> np.ndarray[Any, Any]:
+    """The squared errors of all examples when they are left out, (alphas, t)."""
+    vectors, inverse, rotated, size, centre = spectrum
+    xp = backend.namespace(vectors)
+    errors = np.zeros((inverse.shape[1], targets.shape[1]))
+    panels = design.row_panels()
+    for done, part in enumerate(panels, start=1):
+        rows, wanted, alone = design.by_rows(part), targets[part, :], 0.0
+        if centre is not None:
+            ones = design.ones[part]
+            rows, wanted = centre.centred(rows, wanted, ones)
+            alone = (ones * ones / centre.weight)[:, None]
+        turned = rows @ vectors
+        # an example that decides alone has nothing left
+        free = 1.0 - alone - (turned * turned) @ inverse
+        free = xp.where(
+            free > backend.epsilon(free), free, backend.epsilon(free) * xp.ones_like(free)
+        )
+        for i in range(errors.shape[0]):
+            fitted = turned @ (rotated * inverse[:, i, None])
+            left_out = (wanted - fitted) / free[:, i, None] / size
+            errors[i] += backend.to_numpy(xp.sum(left_out * left_out, axis=0))
+        told(done / len(panels))
+    return errors
+
+
+def _nonzero(largest: Array) -> Array:
+    """The largest value of every target, so that no square overflows; 1 where all are zero."""
+    xp = backend.namespace(largest)
+    return xp.where(largest > 0, largest, xp.ones_like(largest))
+
+
+def _path(values: Array) -> np.ndarray[Any, Any]:
+    """The α to try: down to where rounding errors of the eigenvalues take over."""
+    largest = float(values[-1])
+    least = values.shape[0] * backend.epsilon(values)
+    path: np.ndarray[Any, Any] = (largest if largest > 0 else 1.0) * _PATH[least <= _PATH]
+    return path
+
+
+def _above_noise(values: Array, mean: float) -> tuple[Array, np.ndarray[Any, Any]]:
+    """Eigenvalues about a mean, zero where they are rounding errors, and the α to try.
+
+    `mean` is the eigenvalue, or nearly, that was taken out with the mean of the features: rounding
+    errors are as large as it. Features that vary by no more than these are not to be fitted.
+    """
+    xp = backend.namespace(values)
+    largest = float(values[-1]) if values.shape[0] > 0 else 0.0
+    noise = max(values.shape[0], 1) * backend.epsilon(values) * (max(largest, 0.0) + mean)
+    if not largest > noise:  # also where it is not a number
+        return xp.zeros_like(values) * values, np.array([mean if mean > 0 else 1.0])
+    path: np.ndarray[Any, Any] = largest * _PATH
+    return xp.where(values > noise, values, xp.zeros_like(values)), path[path >= noise]
+
+
+def _inverse(values: Array, path: np.ndarray[Any, Any]) -> Array:
+    """1 / (λ + α), (eigenvalues, alphas)."""
+    xp = backend.namespace(values)
+    positive = xp.where(values > 0, values, xp.zeros_like(values))
+    return 1.0 / (positive[:, None] + backend.like(path, values)[None, :])
+
+
+def _with_the_best(
+    values: Array,
+    vectors: Array,
+    rotated: Array,
+    path: np.ndarray[Any, Any],
+    errors: np.ndarray[Any, Any],
+) -> tuple[Array, np.ndarray[Any, Any]]:
+    """The coefficients of the α of least error (alphas, t) for every target, and these α.
+
+    Of several that are as good, the largest: which of them rounding favours must not matter.
+    """
+    as_good = errors <= errors.min(axis=0) * (1 + 1e-9)
+    alphas = path[path.size - 1 - np.argmax(as_good[::-1], axis=0)]
+    return vectors @ (rotated * _inverse(values, alphas)), alphas

@@ -1,0 +1,324 @@
+"""Ridge regression on features, for many targets and many sample sizes at once.
+
+The objective is |Φ v - y|² + α |v|². With K = Φ Φᵀ the minimiser is v = Φᵀ c, (K + α) c = y, and
+with G = Φᵀ Φ it is (G + α) v = Φᵀ y: the smaller of the two is solved, the first where there are
+fewer examples than features.
+
+For a given α all sample sizes up to the number of features come from one factorization of K + α,
+see `nested_sizes.py`; where that is large it is solved at half the precision and corrected, see
+`mixed_precision.py`. Larger sizes share the sums that make G, each factors its own. α may be chosen
+by leave-one-out, from an eigendecomposition for every size, see `leave_one_out.py`.
+
+An intercept is not penalised and exact in every one of these forms, see `intercept.py`.
+
+G and Φᵀ y are sums over examples, and computed chunk by chunk where the examples live. For K all
+examples meet all others: they are brought here.
+
+On a GPU all is as in memory. What is large and only an approximation is in float32, which GPUs are
+made for: K and its factor, in `mixed_precision.py`. What the result rests on is in float64, slower
+as it may be there: the residuals that correct for that factor, and G, whose condition is the square
+of that of Φ and has nothing to correct it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from scipy.linalg import LinAlgWarning
+
+from onelayer.array import backend, linalg
+from onelayer.array.backend import Array
+from onelayer.data.chunks import Progress
+from onelayer.features.progress import Track, ticking, untracked
+from onelayer.features.solvers import intercept, leave_one_out, mixed_precision, nested_sizes
+from onelayer.features.solvers.design import Design, SpreadDesign
+from onelayer.features.solvers.intercept import Centre, Reflection
+from onelayer.features.solvers.leave_one_out import Found
+from onelayer.features.solvers.nested_sizes import Columns
+
+Alpha = float | None  # None: chosen by leave-one-out
+
+_MIXED_FROM = 2e10  # operations: what takes fewer is done in float64 at once
+_LARGEST_ALPHA = 1e30  # that float32 has room for
+
+
+def solve_features(
+    design: SpreadDesign,
+    alpha: Alpha,
+    sizes: Sequence[int],
+    track: Track = untracked,
+    fit_intercept: bool = False,
+) -> list[Found]:
+    """The weights v (features, t) on the first s examples, for every s of `sizes`, ascending.
+
+    Targets are in float64, and so is all that is computed.
+    """
+    design = replace(design, sample=backend.double(design.sample))
+    small = [size for size in sizes if size <= design.columns]
+    large = sizes[len(small) :]
+    found = [] if not small else _by_kernel(design, alpha, small, track, fit_intercept)
+    if not large:
+        return found
+    return found + _by_features(design, alpha, large, track, fit_intercept)
+
+
+def solve_kernel(
+    kernel: Array, targets: Array, alpha: Alpha, sizes: Sequence[int], ones: Array | None = None
+) -> list[Found]:
+    """The dual coefficients c (s, t) of the first s examples, for every s of `sizes`, ascending.
+
+    Of the kernel matrix (n, n) only the triangle on and below the diagonal is read. With `ones`
+    (n,), a constant 1 with rows scaled as those of the kernel and of the targets are, there is an
+    intercept.
+    """
+    if alpha is None:
+        return [
+            leave_one_out.by_kernel(kernel[:s, :s], targets[:s, :], _first(ones, s)) for s in sizes
+        ]
+    right, mean = _bordered(targets, ones)
+    lower = _factor(kernel, alpha)
+    if lower is None:  # perhaps only the largest problems are singular
+        return [
+            _solve_one_kernel(kernel[:s, :s], targets[:s, :], alpha, _first(ones, s)) for s in sizes
+        ]
+    columns = Columns(sizes, right.shape[1])
+    solved = nested_sizes.solve(lower, columns.spread([right[:s, :] for s in sizes]), columns)
+    dual = [c[:s, :] for s, c in zip(sizes, columns.split(solved), strict=True)]
+    return [_unbordered(c, c, _first(ones, c.shape[0]), mean, alpha) for c in dual]
+
+
+def _first(ones: Array | None, size: int) -> Array | None:
+    return None if ones is None else ones[:size]
+
+
+def _bordered(targets: Array, ones: Array | None) -> tuple[Array, Array]:
+    """The right sides to solve for, and what was subtracted from the targets."""
+    if ones is None:
+        return targets, backend.zeros((targets.shape[1],), targets)
+    return intercept.bordered(targets, ones)
+
+
+def _unbordered(
+    coefficients: Array, dual: Array, ones: Array | None, mean: Array, alpha: float
+) -> Found:
+    """What was found for the right sides of `_bordered`."""
+    chosen = np.full(mean.shape[0], alpha)
+    if ones is None:
+        return Found(coefficients, chosen, mean)
+    coefficients, constant = intercept.unbordered(coefficients, dual, ones)
+    return Found(coefficients, chosen, mean + constant)
+
+
+def _factor(matrix: Array, alpha: float, rounding: float = 0.0) -> Array | None:
+    """The lower factor of matrix + α; None where that is singular to working precision.
+
+    `rounding` is the size of numbers of which the matrix has the rounding errors.
+    """
+    xp = backend.namespace(matrix)
+    shifted = backend.copied(matrix)
+    linalg.add_to_diagonal(shifted, alpha)
+    lower = linalg.cholesky(shifted)
+    if lower is None:
+        return None
+    # A pivot is what is left of its diagonal entry: no row's own scale can hide or feign a loss.
+    left = xp.linalg.diagonal(lower) ** 2 / (xp.linalg.diagonal(matrix) + alpha + rounding)
+    return lower if float(xp.min(left)) > matrix.shape[0] * backend.epsilon(matrix) else None
+
+
+def _solve_one(matrix: Array, right: Array, alpha: float, rounding: float) -> Array:
+    """(matrix + α)⁻¹ right, or the smallest solution and a warning where that is singular."""
+    lower = _factor(matrix, alpha, rounding)
+    if lower is not None:
+        return _solved(lower, right)
+    _warn_singular(alpha)
+    shifted = backend.copied(matrix)
+    linalg.add_to_diagonal(shifted, alpha)
+    return _smallest(shifted, right, rounding)
+
+
+def _solve_one_kernel(kernel: Array, targets: Array, alpha: float, ones: Array | None) -> Found:
+    """The same for the dual coefficients of a kernel, which may be singular.
+
+    Its rows and columns are scaled to a diagonal of ones: an example far larger than the others
+    would leave no digits for them. All solutions c give the same weights Φᵀ c. For products of
+    features it would change which of many weights are the smallest.
+    """
+    right, mean = _bordered(targets, ones)
+    lower = _factor(kernel, alpha)
+    if lower is not None:
+        dual = _solved(lower, right)
+        return _unbordered(dual, dual, ones, mean, alpha)
+    _warn_singular(alpha)
+    xp = backend.namespace(kernel)
+    shifted = backend.copied(kernel)
+    linalg.add_to_diagonal(shifted, alpha)
+    diagonal = xp.linalg.diagonal(shifted)
+    scale = xp.where(diagonal > 0, diagonal, xp.ones_like(diagonal)) ** -0.5
+    shifted = shifted * scale[:, None] * scale[None, :]
+    chosen = np.full(targets.shape[1], alpha)
+    if ones is None:
+        return Found(scale[:, None] * _smallest(shifted, right * scale[:, None]), chosen, mean)
+    reflection = Reflection.of(shifted, ones * scale)
+    centred = right[:, :-1] * scale[:, None]
+    reduced = reflection.reduced(shifted)
+    dual = reflection.expand(_smallest(reduced, reflection.project(centred), reflection.mean))
+    constant = reflection.intercept(centred, dual)
+    return Found(scale[:, None] * dual, chosen, mean + constant)
+
+
+def _solved(lower: Array, right: Array) -> Array:
+    forward = linalg.solve_lower(lower, right)
+    return linalg.solve_lower(lower, forward, transposed=True)
+
+
+def _warn_singular(alpha: float) -> None:
+    warnings.warn(
+        f"ridge regression with alpha={alpha:g} is singular to working precision: the smallest "
+        "of its solutions was taken; a larger alpha, or alpha='loo', is better determined",
+        LinAlgWarning,
+        stacklevel=2,
+    )
+
+
+def _smallest(matrix: Array, right: Array, rounding: float = 0.0) -> Array:
+    """matrix⁺ right, in which eigenvalues of the size of rounding errors count as zero."""
+    xp = backend.namespace(matrix)
+    if matrix.shape[0] == 0:  # a single example and its intercept
+        return right
+    values, vectors = linalg.eigh(matrix)
+    noise = matrix.shape[0] * backend.epsilon(matrix) * (float(values[-1]) + rounding)
+    safe = xp.where(values > noise, values, xp.inf * xp.ones_like(values))
+    rotated = backend.transpose(vectors) @ right
+    return vectors @ (rotated / safe[:, None])
+
+
+# From features, by n x n products
+
+
+def _by_kernel(
+    spread: SpreadDesign, alpha: Alpha, sizes: Sequence[int], track: Track, fit_intercept: bool
+) -> list[Found]:
+    """For no more examples than features.
+
+    Brought here, n examples of T tokens are n·T·d <= p·T·d numbers: fewer than the p x p that
+    would travel otherwise, unless an example alone has more numbers than there are features.
+    """
+    design, targets = spread.between(0, sizes[-1]).here()
+    ones = design.ones if fit_intercept else None
+    large = design.rows**2 * design.columns >= _MIXED_FROM
+    if alpha is not None and large and alpha < _LARGEST_ALPHA:
+        right, mean = _bordered(targets, ones)
+        settled = mixed_precision.solve(design, right, alpha, sizes, track)
+        if settled is not None:
+            return [
+                _unbordered(weights, dual[:size, :], _first(ones, size), mean, alpha)
+                for size, (weights, dual) in zip(sizes, settled, strict=True)
+            ]
+    found = solve_kernel(_gram(design, track), targets, alpha, sizes, ones)
+    columns = Columns(sizes, targets.shape[1])
+    dual = columns.spread([one.coefficients for one in found])
+    weights = columns.split(_weights(design, dual, columns, track))
+    return [one._replace(coefficients=v) for one, v in zip(found, weights, strict=True)]
+
+
+def _gram(design: Design, track: Track) -> Array:
+    """Φ Φᵀ in float64, of which only the triangle on and below the diagonal is to be read."""
+    total = backend.zeros((design.rows, design.rows), design.sample)
+    for part in track(design.column_panels(), "Gram matrix"):
+        total = linalg.add_gram(total, design.by_columns(part))
+    return total
+
+
+def _weights(design: Design, dual: Array, columns: Columns, track: Track) -> Array:
+    """Φᵀ c for the problems of all sizes, (features, sizes·t)."""
+    found = backend.zeros((design.columns, dual.shape[1]), dual)
+    for part in track(design.column_panels(), "weights"):
+        found[part, :] = columns.weights(design.by_columns(part), dual)
+    return found
+
+
+# From features, by products of features
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What regression on features needs to know of examples, about their means for an intercept."""
+
+    gram: Array  # Φᵀ Φ (p, p), of which only the triangle on and below the diagonal is to be read
+    moments: Array  # Φᵀ y (p, t)
+    largest: Array  # the largest |y| of every target, (t,)
+    centre: Centre | None
+
+    def __add__(self, other: _Sums) -> _Sums:
+        xp = backend.namespace(self.gram)
+        largest = xp.maximum(self.largest, other.largest)
+        centre = self.centre or other.centre
+        sums = _Sums(self.gram + other.gram, self.moments + other.moments, largest, centre)
+        if self.centre is None or other.centre is None:
+            return sums
+        return sums.about(*self.centre.merged(other.centre))
+
+    def about(self, centre: Centre, gap: Array, target_gap: Array) -> _Sums:
+        """Sums about two means as sums about the mean of both, see `Centre.merged`."""
+        gram = linalg.add_gram(self.gram, gap[:, None])
+        moments = self.moments + gap[:, None] * target_gap
+        return _Sums(gram, moments, self.largest, centre)
+
+
+def _by_features(
+    design: SpreadDesign, alpha: Alpha, sizes: Sequence[int], track: Track, fit_intercept: bool
+) -> list[Found]:
+    """For more examples than features: every size adds its examples to the sums of those before."""
+    parts = [design.between(start, stop) for start, stop in pairwise([0, *sizes])]
+    told = ticking(track, sum(part.steps for part in parts), "Gram matrix")
+    sums, found = None, []
+    for part, size in zip(parts, sizes, strict=True):
+        its_own = part.summed(_sums_of, fit_intercept, told=told)
+        sums = its_own if sums is None else sums + its_own
+        found.append(_solve_sums(sums, design.between(0, size), alpha, track))
+    return found
+
+
+def _solve_sums(sums: _Sums, design: SpreadDesign, alpha: Alpha, track: Track) -> Found:
+    gram, moments, centre = sums.gram, sums.moments, sums.centre
+    if alpha is None:
+        weights, alphas = leave_one_out.by_features(
+            design, gram, moments, sums.largest, track, centre
+        )
+    else:
+        # What is left of features that do not vary has the square of their rounding errors.
+        rounding = 0.0 if centre is None else centre.size * backend.epsilon(gram)
+        weights = _solve_one(gram, moments, alpha, rounding)
+        alphas = np.full(moments.shape[1], alpha)
+    if centre is None:
+        return Found(weights, alphas, backend.zeros((moments.shape[1],), moments))
+    return Found(weights, alphas, centre.targets - centre.features @ weights)
+
+
+def _sums_of(design: Design, targets: Array, fit_intercept: bool, told: Progress) -> _Sums:
+    """The sums over one chunk of examples, panel by panel."""
+    xp = backend.namespace(targets)
+    gram = backend.zeros((design.columns, design.columns), targets)
+    moments = backend.zeros((design.columns, targets.shape[1]), targets)
+    sums = _Sums(gram, moments, xp.max(xp.abs(targets), axis=0), None)
+    panels = design.row_panels()
+    for done, part in enumerate(panels, start=1):
+        rows, right = design.by_rows(part), targets[part, :]
+        centre = None
+        if fit_intercept:
+            ones = design.ones[part]
+            centre = intercept.centre_of(rows, right, ones)
+            rows, right = centre.centred(rows, right, ones)
+        panel = backend.transpose(rows)
+        gram = linalg.add_gram(sums.gram, panel)
+        sums = replace(sums, gram=gram, moments=sums.moments + panel @ right)
+        if centre is not None and sums.centre is not None:
+            sums = sums.about(*sums.centre.merged(centre))
+        else:
+            sums = replace(sums, centre=centre)
+        told(done / len(panels))
+    return sums

@@ -1,0 +1,106 @@
+"""Tokens centred and scaled, by what one pass over the examples of a fit has shown.
+
+Every coordinate of a token loses its mean over all tokens that are there and is divided by its
+standard deviation times √k, where k coordinates vary, so that tokens have about unit norm: the
+random weights are drawn for those. A coordinate that does not vary tells nothing and becomes 0.
+
+Means, and root sums of squares about them, are computed in float64 in two passes over a block of
+tokens, and merged from block to block: a mean far larger than the deviation costs no digits, and
+no square overflows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onelayer.array import backend
+from onelayer.array.backend import Array
+
+Vector = np.ndarray[Any, Any]
+
+_CONSTANT = 4.0  # a deviation of so many rounding errors of the largest entry is none
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What some tokens have shown, for every coordinate (d,)."""
+
+    weight: float  # of all tokens
+    mean: Vector
+    root: Vector  # the root of the weighted sum of squares about the mean
+    largest: Vector  # absolute value
+
+    def __add__(self, other: Moments) -> Moments:
+        weight = self.weight + other.weight
+        share = other.weight / weight if weight > 0 else 0.0
+        apart = other.mean - self.mean
+        between = np.sqrt(self.weight * share) * np.abs(apart)
+        return Moments(
+            weight,
+            self.mean + share * apart,
+            np.hypot(np.hypot(self.root, other.root), between),
+            np.maximum(self.largest, other.largest),
+        )
+
+
+def moments(tokens: Array, weights: Array | None = None) -> Moments:
+    """Of tokens (count, d) with weights (count,), all 1 where none are given.
+
+    >>> both = moments(np.array([[1.0], [3.0]])) + moments(np.array([[8.0]]))
+    >>> both.mean, (both.root**2 / both.weight).round(6)
+    (array([4.]), array([8.666667]))
+    """
+    values = backend.to_numpy(tokens).astype(np.float64, copy=False)
+    weight = np.ones(len(values)) if weights is None else backend.to_numpy(weights)
+    values, weight = values[weight > 0], weight[weight > 0].astype(np.float64, copy=False)
+    if len(values) == 0:
+        nothing = np.zeros(tokens.shape[1])
+        return Moments(0.0, nothing, nothing, nothing)
+    total = float(weight.sum())
+    largest = np.abs(values).max(axis=0)
+    mean = (weight / total) @ values
+    apart = values - mean
+    mean = mean + (weight / total) @ apart  # what rounding has left
+    apart = values - mean
+    size = np.abs(apart).max(axis=0)
+    apart /= np.where(size > 0, size, 1.0)
+    root = size * np.sqrt(weight @ (apart * apart))
+    return Moments(total, mean, root, largest)
+
+
+@dataclass(frozen=True)
+class Standardization:
+    """Subtract `offset` (d,) and multiply by `factor` (d,), which is 0 for what did not vary."""
+
+    offset: Vector
+    factor: Vector
+
+    @classmethod
+    def learned(cls, seen: Moments, epsilon: float) -> Standardization:
+        """From what tokens of a dtype of this precision have shown."""
+        deviation = seen.root / np.sqrt(seen.weight)
+        if not (np.isfinite(deviation).all() and np.isfinite(seen.mean).all()):
+            raise ValueError(
+                f"X has entries up to {seen.largest.max():.3g}, of which the mean or the standard "
+                "deviation overflows, expected smaller ones"
+            )
+        least = np.maximum(_CONSTANT * epsilon * seen.largest, np.finfo(np.float64).tiny)
+        varies = deviation > least
+        scale = deviation * np.sqrt(max(1, int(varies.sum())))
+        factor = np.where(varies, 1.0 / np.where(varies, scale, 1.0), 0.0)
+        return cls(seen.mean, factor)
+
+    @property
+    def scale(self) -> Vector:
+        """What the coordinates are divided by; 1 for those that did not vary."""
+        varies = self.factor > 0
+        return np.where(varies, 1.0 / np.where(varies, self.factor, 1.0), 1.0)
+
+    def __call__(self, tokens: Array) -> Array:
+        """Tokens (.., d) of the same kind and dtype, computed in float64."""
+        double = backend.double(tokens)
+        found = (double - backend.like(self.offset, double)) * backend.like(self.factor, double)
+        return backend.like(found, tokens)

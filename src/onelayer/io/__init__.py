@@ -1,0 +1,1 @@
+"""Layers in and out: safetensors files, torch modules, pretrained models."""

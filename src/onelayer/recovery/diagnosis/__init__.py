@@ -1,0 +1,1 @@
+"""What is wrong with examples or model when a recovery does not converge."""

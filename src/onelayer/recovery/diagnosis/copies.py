@@ -1,0 +1,58 @@
+"""Examples that are given more than once: copies are held out together, and count once.
+
+A held-out example of which the fit has seen a copy proves nothing. And equal outputs of equal
+inputs have equal noise, so that copies would make error bars too small.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from onelayer.array import backend
+from onelayer.array.backend import Array
+from onelayer.data.sources import Chunk
+
+Positions: TypeAlias = np.ndarray[Any, Any]
+
+
+def split(examples: Chunk, held_out: int, rng: np.random.Generator) -> tuple[Positions, Positions]:
+    """Positions of examples to fit and of about so many to hold out, both in random order.
+
+    Examples with the same inputs are on the same side; of those with the same outputs as well only
+    the first is taken. If all inputs are the same there is nothing else to hold out.
+    """
+    X, Y, mask = examples.arrays
+    inputs = _groups(X, mask)
+    kept = _firsts(np.stack([inputs, _groups(Y, None)], axis=1))
+    held_out = max(1, held_out * len(kept) // len(inputs))
+    inputs = np.unique(inputs[kept], return_inverse=True)[1]
+    order = rng.permutation(int(inputs.max()) + 1)
+    sizes = np.bincount(inputs)[order]
+    chosen = np.cumsum(sizes) <= max(held_out, int(sizes[0]))
+    if len(order) == 1:
+        return kept, kept
+    chosen[-1] = False  # at least one is left to fit
+    place = np.argsort(order)[inputs]
+    in_order = np.argsort(place, kind="stable")
+    out = chosen[place[in_order]]
+    return kept[in_order[~out]], kept[in_order[out]]
+
+
+def _groups(values: Array, mask: Array | None) -> Positions:
+    """For every example the number of the first that is equal to it, (n,)."""
+    rows = np.ascontiguousarray(backend.to_numpy(values) + 0.0)  # which turns -0 to 0
+    there = None if mask is None else np.ascontiguousarray(backend.to_numpy(mask))
+    seen: dict[bytes, int] = {}
+    return np.array(
+        [
+            seen.setdefault(row.tobytes() + (b"" if there is None else there[i].tobytes()), i)
+            for i, row in enumerate(rows)
+        ]
+    )
+
+
+def _firsts(pairs: np.ndarray[Any, Any]) -> Positions:
+    """Ascending positions of the first of equal rows."""
+    return np.sort(np.unique(pairs, axis=0, return_index=True)[1])

@@ -1,0 +1,1 @@
+"""Gauss-Newton on the attention matrices, with the projections eliminated."""

@@ -1,0 +1,254 @@
+"""The reduced problem: projections eliminated, only the attention matrices left to find.
+
+Write P_i for the attention of head i and H = [P_1 X .. P_m X] for the attended tokens of all heads
+side by side. Given the Θ_i, the best projections solve a linear regression, W = (HᵀH)⁻¹ Hᵀ Y, and
+the loss that remains, |Y - H W|², is a function of the Θ_i alone (variable projection, Golub and
+Pereyra 1973). A change dΘ_i moves row a of the output by
+
+    Σ_b P_ab (t_ab - Σ_c P_ac t_ac) x_b W_i,        t = X dΘ_i Xᵀ,
+
+which defines J; the part of it that a change of W can undo is projected away (Kaufman 1975):
+
+    S = Jᵀ (I - H (HᵀH)⁻¹ Hᵀ) J.
+
+S is never formed. A product with it costs about as much as two forward passes and is a sum over
+chunks of examples, in each of which it is a sum over blocks. What is computed from a chunk stays
+where the chunk is; matrices of the size of the weights and of the attention matrices travel.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onelayer.array import backend, linalg
+from onelayer.array.backend import Array
+from onelayer.array.blocks import map_over, sum_over
+from onelayer.data.chunks import Chunks
+from onelayer.heads import dense
+from onelayer.recovery.gauss_newton.batches import Block, Cut
+from onelayer.recovery.problem import Problem
+
+# Relative to the mean eigenvalue of HᵀH: they keep the inverse finite when heads coincide.
+_RIDGE = 1e-13
+_SINGLE_RIDGE = 1e-6  # where HᵀH is right to float32
+SINGULAR_RIDGE = 1e-10
+_UNSEEN = 1e-11  # eigenvalues below this, relative to the largest, are zero
+
+
+@dataclass(frozen=True)
+class Attended:
+    """A block's attention P (n, k·m, k) and features H (n·k, F) at one Θ."""
+
+    attention: Array
+    features: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """All that is known at one Θ: `stacked` (p, m·d), the best weights (F, e), what is left over.
+
+    The weights hold the projections, and the output bias as a last row where there is one.
+    """
+
+    cut: Cut
+    stacked: Array
+    attended: Chunks[Any]  # of tuples of `Attended`
+    gram: Array  # HᵀH
+    inverse: Array  # (HᵀH)⁺
+    weights: Array
+    residuals: Chunks[Any]  # of tuples of arrays (n·k, e)
+    loss: float  # mean square of the residuals: relative, since outputs have unit mean square
+    single: bool  # whether attention, features and residuals are float32
+
+    @property
+    def heads(self) -> int:
+        return int(self.stacked.shape[1] // self.cut.dim)
+
+    @property
+    def error(self) -> float:
+        """The root mean square of the residuals, relative to that of the outputs."""
+        return math.sqrt(self.loss)
+
+
+def attend(block: Block, stacked: Array, output_bias: bool) -> Attended:
+    """Attention and features of a block; the output bias is a feature that is always 1."""
+    xp = backend.namespace(stacked)
+    weights = dense.weights(block.queries, block.keys, stacked, block.allowed)
+    features = dense.features(weights, block.keys)
+    if block.offset is not None:
+        offset = xp.tile(block.offset, (stacked.shape[1] // block.keys.shape[2],))[None, :]
+        features = features + (offset if block.counted is None else offset * block.counted)
+    if output_bias:
+        constant = block.counted
+        if constant is None:
+            constant = backend.ones((features.shape[0], 1), features)
+        features = xp.concat([features, constant], axis=1)
+    return Attended(weights, features)
+
+
+def fit(cut: Cut, stacked: Array, single: bool = False) -> Fit:
+    """Eliminate the weights at `stacked`: sums for HᵀH and HᵀY, then residuals and a correction.
+
+    In float32 if `single`: half the work, and enough as long as the error is far above its rounding
+    errors. The inverse and the weights are float64 always.
+    """
+    heads = int(stacked.shape[1] // cut.dim)
+    blocks = cut.in_single(heads) if single else cut.chunks
+    attended = attended_at(cut, blocks, backend.single(stacked) if single else stacked)
+    gram = backend.double(attended.map(_gram).reduce(operator.add))
+    inverse = _inverse(gram, _SINGLE_RIDGE if single else _RIDGE)
+    rows, total = blocks.map(_outputs), backend.zeros((1, 1), gram)
+    # Once more with the residuals themselves: HᵀH has the squared condition number of H, and the
+    # ridge a bias; both are gone after it wherever the weights are determined. In float32 residuals
+    # are far above either.
+    for _ in range(1 if single else 2):
+        against = attended.map(against_features, rows).reduce(operator.add)
+        weights = inverse @ backend.double(against)
+        rounded = backend.single(weights) if single else weights
+        rows = kept_rows(cut, rows.map(less_fitted, attended, rounded), rounded)
+        total = total + weights
+    loss = rows.map(squares).reduce(operator.add) / cut.equations
+    return Fit(cut, stacked, attended, gram, inverse, total, rows, loss, single)
+
+
+def attended_at(cut: Cut, blocks: Chunks[Any], stacked: Array) -> Chunks[Any]:
+    """Attention and features of all blocks: held if there is room, computed anew otherwise."""
+    values = blocks.map(_attend_all, stacked, cut.output_bias)
+    numbers = per_row(cut, int(stacked.shape[1] // cut.dim))
+    kept: Chunks[Any] = cut.kept(values, numbers, backend.itemsize(stacked))
+    return kept
+
+
+def per_row(cut: Cut, heads: int) -> int:
+    """The numbers that attention and features of so many heads have for a row."""
+    return heads * (cut.dim + cut.tokens)
+
+
+def kept_rows(cut: Cut, rows: Chunks[Any], weights: Array) -> Chunks[Any]:
+    """Rows as long as the outputs, held if there is room."""
+    kept: Chunks[Any] = cut.kept(rows, weights.shape[1], backend.itemsize(weights))
+    return kept
+
+
+# For one chunk, a sequence of blocks
+
+
+def _attend_all(blocks: Sequence[Block], stacked: Array, output_bias: bool) -> tuple[Attended, ...]:
+    return tuple(map_over(blocks, lambda block: attend(block, stacked, output_bias)))
+
+
+def _outputs(blocks: Sequence[Block]) -> tuple[Array, ...]:
+    return tuple(block.outputs for block in blocks)
+
+
+def _gram(attended: Sequence[Attended]) -> Array:
+    """HᵀH."""
+    return sum_over(attended, lambda one: backend.transpose(one.features) @ one.features)
+
+
+def against_features(attended: Sequence[Attended], rows: Sequence[Array]) -> Array:
+    """Hᵀ u."""
+    pairs = zip(attended, rows, strict=True)
+    return sum_over(pairs, lambda pair: backend.transpose(pair[0].features) @ pair[1])
+
+
+def less_fitted(
+    rows: Sequence[Array], attended: Sequence[Attended], weights: Array
+) -> tuple[Array, ...]:
+    """u - H W."""
+    pairs = zip(rows, attended, strict=True)
+    return tuple(row - one.features @ weights for row, one in pairs)
+
+
+def squares(rows: Sequence[Array]) -> float:
+    return sum(backend.squared_norm(row) for row in rows)
+
+
+def flattened(tokens: Array) -> Array:
+    """Tokens (n, k, d) one below the other, (n·k, d)."""
+    return backend.namespace(tokens).reshape(tokens, (-1, tokens.shape[2]))
+
+
+# On other examples, in memory
+
+
+def residuals_on(fit: Fit, blocks: Sequence[Block]) -> list[Array]:
+    """What a fit leaves over of other examples, block by block."""
+    bias = fit.cut.output_bias
+    return [
+        block.outputs - attend(block, fit.stacked, bias).features @ fit.weights for block in blocks
+    ]
+
+
+def held_out_error(fit: Fit, problem: Problem) -> float:
+    """The relative root mean square error of a fit on other examples."""
+    residuals = residuals_on(fit, problem.blocks(fit.heads))
+    total = sum(backend.squared_norm(residual) for residual in residuals)
+    return float((total / problem.equations) ** 0.5)
+
+
+# The inverse
+
+
+def _inverse(gram: Array, ridge: float = _RIDGE) -> Array:
+    """(HᵀH)⁻¹, or the pseudo-inverse where features depend on one another.
+
+    Then the weights are the smallest of all that fit as well. Any others carry large parts that
+    cancel in H W but not in J, which is made of the W_i one by one: steps would be lost in them.
+    """
+    xp = backend.namespace(gram)
+    inverse = _with_ridge(gram, ridge)
+    if _is_singular(gram, inverse):
+        values, vectors = xp.linalg.eigh(gram)
+        seen = values > _UNSEEN * values[-1]
+        vectors = vectors * xp.astype(seen, vectors.dtype)
+        values = xp.where(seen, values, xp.ones_like(values))
+        inverse = linalg.symmetrised((vectors / values) @ backend.transpose(vectors))
+    return inverse
+
+
+def ridged_inverse(fit: Fit) -> Array:
+    """(HᵀH + ridge)⁻¹, large in directions that features do not have: what pseudo-inverses hide."""
+    if fit.single:
+        return _with_ridge(fit.gram, _SINGLE_RIDGE)
+    inverse = _with_ridge(fit.gram, _RIDGE)
+    return _with_ridge(fit.gram, SINGULAR_RIDGE) if _is_singular(fit.gram, inverse) else inverse
+
+
+def _with_ridge(gram: Array, ridge: float) -> Array:
+    """The ridge is relative to the mean eigenvalue, and 1 if that is zero."""
+    ridged = backend.copied(gram)
+    linalg.add_to_diagonal(ridged, ridge * _mean_eigenvalue(gram) or 1.0)
+    return linalg.inverse(ridged)
+
+
+def _is_singular(gram: Array, inverse: Array) -> bool:
+    xp = backend.namespace(gram)
+    # No entry of a positive matrix is larger than those on its diagonal.
+    largest = float(xp.max(xp.abs(xp.linalg.diagonal(inverse)))) * _mean_eigenvalue(gram)
+    return not 0 < largest < 0.1 / SINGULAR_RIDGE  # so that NaN counts
+
+
+def _mean_eigenvalue(gram: Array) -> float:
+    return float(backend.namespace(gram).linalg.trace(gram)) / int(gram.shape[0])
+
+
+def cost_of_dropping(fit: Fit) -> list[float]:
+    """By how much the sum of squares grows when a head is left out and the rest refitted.
+
+    With B the head's block of (HᵀH)⁻¹ that is tr(W_iᵀ B⁻¹ W_i): no pass over the examples is
+    needed. It is near zero for a head without projection and for one of two equal heads.
+    """
+    xp = backend.namespace(fit.stacked)
+    dim = fit.cut.dim
+    inverse = ridged_inverse(fit)
+    costs = []
+    for head in range(fit.heads):
+        part = slice(head * dim, (head + 1) * dim)
+        weights = fit.weights[part, :]
+        costs.append(float(xp.sum(weights * xp.linalg.solve(inverse[part, part], weights))))
+    return costs

@@ -1,0 +1,198 @@
+"""Slabs from rows on which heads agree: the narrowest of all examples, from one pass over them.
+
+Where all heads agree on the attention p of row a (see `agreement`), every head satisfies
+
+    x_a Θ_i (x_b - x_c) = log(p_b / p_c).
+
+How far that can be trusted follows from the error of log p. An error δ of W moves y by δ size, in
+no direction more than in others of the e that there are. So with r = residual + δ size / √e p_b is
+known to r times its spread, and log(p_b / p_c) to
+
+    error = r (spread_b / p_b + spread_c / p_c).
+
+c is the token with the largest p. Slabs are chosen one by one, those with the least error first,
+and not row by row: where a token has next to no attention from any head, heads agree on it for
+free, and the other pairs of the row need to agree on fewer numbers. That softens the exponent with
+which agreement becomes rare as tokens are added. A log-ratio near 0 has the least error but says
+nothing of how large the Θ_i are, so what counts is the error relative to it, up to a ratio of 1. A
+pair whose p_b is lost in its error gives a one-sided slab: all that is known is that c is ahead of
+b.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from onelayer.array import backend
+from onelayer.array.backend import Array
+from onelayer.recovery.phases.agreement import agreement
+from onelayer.recovery.phases.examples import Examples
+
+# Slabs per unknown: more have larger errors, fewer average less.
+_TWO_SIDED, _ONE_SIDED = 16, 4
+# A log-ratio known to this is as good as exact: more would only make slabs more alike.
+_LEAST_ERROR = 0.03
+Numbers = np.ndarray[Any, Any]
+
+# Half the width of a slab in units of its error; see `sculpt` for how it was measured.
+WIDTH = 8.0
+
+
+@dataclass(frozen=True, eq=False)
+class Slabs:
+    """Candidate slabs as they were found: `b` and `c` are positions of tokens in their example."""
+
+    key: Numbers  # what they are chosen by, the smallest first
+    tokens: Numbers  # (s, k, d)
+    output: Numbers  # (s, e)
+    row: Numbers
+    b: Numbers
+    c: Numbers
+    value: Numbers  # log(p_b / p_c), or a bound on it from above
+    error: Numbers
+    tolerance: Numbers  # of y
+    least: Numbers  # the smallest p of the row
+    fingerprint: Numbers  # equal for equal normals
+
+    def take(self, index: Numbers) -> Slabs:
+        return Slabs(*(array[index] for array in self._arrays()))
+
+    def smallest(self, count: int) -> Slabs:
+        """The `count` slabs with the smallest keys, of equal ones only the first."""
+        return self.take(_least(self.key, self.fingerprint, count))
+
+    def beside(self, other: Slabs) -> Slabs:
+        pairs = zip(self._arrays(), other._arrays(), strict=True)
+        return Slabs(*(np.concatenate(pair) for pair in pairs))
+
+    def factors(self) -> tuple[Numbers, Numbers]:
+        """x_a and x_b - x_c, each (s, d)."""
+        each = np.arange(len(self.row))
+        gaps = self.tokens[each, self.b] - self.tokens[each, self.c]
+        return self.tokens[each, self.row], gaps
+
+    def normals(self) -> Numbers:
+        """x_aᵀ (x_b - x_c) as vectors (s, d²)."""
+        queries, gaps = self.factors()
+        products = np.asarray(queries[:, :, None] * gaps[:, None, :])
+        return products.reshape(len(gaps), gaps.shape[1] ** 2)
+
+    def _arrays(self) -> list[Numbers]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+def find_slabs(examples: Examples, projection_sum: Array, error: float) -> tuple[Slabs, Slabs]:
+    """The two-sided slabs with the least errors, and the surest one-sided ones."""
+    unknowns = examples.dim**2
+    counts = _TWO_SIDED * unknowns, _ONE_SIDED * unknowns
+
+    def work(X: Array, Y: Array) -> tuple[Slabs, Slabs]:
+        return _block_slabs(X, Y, projection_sum, error, counts)
+
+    def merge(first: tuple[Slabs, Slabs], second: tuple[Slabs, Slabs]) -> tuple[Slabs, Slabs]:
+        pairs = zip(first, second, counts, strict=True)
+        two_sided, one_sided = (a.beside(b).smallest(count) for a, b, count in pairs)
+        return two_sided, one_sided
+
+    return examples.fold(work, merge)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """What every row of a block says of every token b beside its top token c: (n, k rows, k b)."""
+
+    top: Numbers  # c, (n, k rows, 1)
+    tolerance: Numbers  # of y, (n, k rows)
+    weights: Numbers  # p
+    wrong: Numbers  # error of p
+    fingerprint: Numbers
+
+    def at_top(self, array: Numbers) -> Numbers:
+        return np.take_along_axis(array, self.top, axis=2)
+
+    @property
+    def certain(self) -> Numbers:
+        """Which p are not lost in their errors."""
+        return np.asarray(self.weights > self.wrong)
+
+
+def _pairs(X: Array, Y: Array, projection_sum: Array, error: float) -> _Pairs:
+    found = agreement(X, Y, projection_sum)
+    weights, residual, size, spread = (
+        backend.to_numpy(array)
+        for array in (found.weights, found.residual, found.size, found.spread)
+    )
+    tolerance = residual + error * size / math.sqrt(Y.shape[2])
+    top = np.argmax(weights, axis=2, keepdims=True)
+    # One random number x_a R x_b a pair: that of b less that of c tells slabs apart by their
+    # normals, whatever the sign. Boolean examples repeat: without it many slabs would be copies.
+    mixing = np.random.default_rng(0).standard_normal((X.shape[2], X.shape[2]))
+    mixed = backend.to_numpy(X @ backend.like(mixing, X) @ backend.transpose(X))
+    apart = np.abs(mixed - np.take_along_axis(mixed, top, axis=2))
+    wrong = tolerance[:, :, None] * spread[:, None, :]
+    return _Pairs(top, tolerance, weights, wrong, np.round(apart, 9))
+
+
+def _block_slabs(
+    X: Array, Y: Array, projection_sum: Array, error: float, counts: tuple[int, int]
+) -> tuple[Slabs, Slabs]:
+    """The slabs of one block that may be among the best, two-sided and one-sided."""
+    pairs = _pairs(X, Y, projection_sum, error)
+    return (
+        _gather(X, Y, pairs, counts[0], *_two_sided(pairs)),
+        _gather(X, Y, pairs, counts[1], *_one_sided(pairs)),
+    )
+
+
+def _two_sided(pairs: _Pairs) -> tuple[Numbers, Numbers, Numbers]:
+    """Keys to choose by, log(p_b / p_c), and its error."""
+    safe = np.where(pairs.certain, pairs.weights, 1.0)
+    relative = np.where(pairs.certain, pairs.wrong / safe, np.inf)
+    value = np.log(safe / pairs.at_top(safe))
+    error = np.maximum(relative + pairs.at_top(relative), _LEAST_ERROR)
+    size = np.minimum(np.abs(value), 1.0)  # zero for b = c
+    key = np.where(size > 0, error / np.where(size > 0, size, 1.0), np.inf)
+    return key, value, error
+
+
+def _one_sided(pairs: _Pairs) -> tuple[Numbers, Numbers, Numbers]:
+    """Keys to choose by, the most that log(p_b / p_c) can be where p_b is lost, and no error."""
+    highest = np.maximum(pairs.weights, 0.0) + WIDTH * pairs.wrong
+    lowest = pairs.at_top(pairs.weights - WIDTH * pairs.wrong)
+    ahead = ~pairs.certain & (lowest > highest)
+    bound = np.log(np.where(ahead, highest / np.where(ahead, lowest, 1.0), 1.0))
+    return np.where(ahead, pairs.wrong, np.inf), bound, np.zeros_like(bound)
+
+
+def _gather(
+    X: Array, Y: Array, pairs: _Pairs, count: int, key: Numbers, value: Numbers, error: Numbers
+) -> Slabs:
+    """The slabs with the smallest keys, at most `count` and no two alike."""
+    index = _least(key.ravel(), pairs.fingerprint.ravel(), count)
+    example, row, b = place = np.unravel_index(index, key.shape)
+    tokens, outputs = (backend.to_numpy(backend.rows(array, example)) for array in (X, Y))
+    return Slabs(
+        key=key[place],
+        tokens=tokens,
+        output=outputs[np.arange(len(row)), row],
+        row=row,
+        b=b,
+        c=pairs.top[example, row, 0],
+        value=value[place],
+        error=error[place],
+        tolerance=pairs.tolerance[example, row],
+        least=pairs.weights[example, row].min(axis=1),
+        fingerprint=pairs.fingerprint[place],
+    )
+
+
+def _least(keys: Numbers, fingerprints: Numbers, count: int) -> Numbers:
+    """Positions of the smallest finite keys in ascending order, of equal fingerprints the first."""
+    index = np.flatnonzero(np.isfinite(keys))
+    index = index[np.argsort(keys[index], kind="stable")]
+    _, first = np.unique(fingerprints[index], return_index=True)
+    return np.asarray(index[np.sort(first)[:count]])

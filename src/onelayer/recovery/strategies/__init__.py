@@ -1,0 +1,1 @@
+"""How a recovery goes about its search."""

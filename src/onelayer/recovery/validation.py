@@ -1,0 +1,233 @@
+"""The door of `recover`: every argument checked before any work is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from onelayer.array import backend, checks
+from onelayer.array.backend import Array
+from onelayer.data import sources
+from onelayer.data.chunks import Progress, no_progress
+from onelayer.data.sources import Chunk, Source
+from onelayer.recovery.problem import counted, without_padding
+
+_LARGEST_TOL = 1e-3
+_LARGEST_ENTRY = 1e100  # of X, or one over it: beyond, scores are not representable
+_FEWEST_TO_SCULPT = 20
+_LEAST_DIM_TO_SCULPT, _LARGEST_DIM_TO_SCULPT = 2, 48  # beyond, slabs alone take gigabytes
+METHODS = ("auto", "refine", "sculpt")
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Checked examples: a source of chunks (X, Y, mask), and what a look at all of them showed."""
+
+    source: Source
+    largest: tuple[float, float]  # entries of X and Y
+    rows: int  # that are no padding
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Examples, tokens, dimension of a token, dimension of an output."""
+        X, Y, _ = self.source.samples
+        return len(self.source), int(X.shape[1]), int(X.shape[2]), int(Y.shape[2])
+
+    @property
+    def masked(self) -> bool:
+        return self.source.samples[2] is not None
+
+
+def examples(
+    X: Any, Y: Any, mask: Any, device: str | None = None, told: Progress = no_progress
+) -> Given:
+    """X, Y and the mask, checked, wherever they live; integers stay integers."""
+    for value, name in ((X, "X"), (Y, "Y"), (mask, "mask")):
+        sources.refuse_generator(value, name)
+    if any(sources.is_elsewhere(value) for value in (X, Y, mask)):
+        return _elsewhere(X, Y, mask, device, told)
+    X, Y = (backend.detached(backend.as_array(value, name)) for value, name in ((X, "X"), (Y, "Y")))
+    X = checks.plain_token_array(X)
+    Y = backend.as_device(checks.plain_token_array(Y, "Y"), X)
+    _check_alike(tuple(X.shape), tuple(Y.shape))
+    keys = checks.key_mask(mask, X)
+    there = without_padding(X, Y, keys)
+    largest = backend.largest(there[0]), backend.largest(there[1])
+    _check_size(largest[0])
+    return Given(sources.here(X, Y, keys), largest, counted(X, keys))
+
+
+def _check_alike(X: tuple[int, ...], Y: tuple[int, ...]) -> None:
+    """Refuse outputs that do not belong to the inputs, and less than two examples."""
+    if Y[0] != X[0]:
+        raise ValueError(f"X has {X[0]} examples, but Y has {Y[0]}: expected one output an example")
+    if Y[1] != X[1]:
+        raise ValueError(
+            f"X has {X[1]} tokens of dimension {X[2]}, but Y has {Y[1]} rows: "
+            "expected one output row per token"
+        )
+    if X[0] < 2:
+        raise ValueError(
+            "X has 1 example, expected at least 2: one is held out for the certificate"
+        )
+
+
+def _check_size(largest: float) -> None:
+    if not (largest == 0 or 1 / _LARGEST_ENTRY < largest < _LARGEST_ENTRY):
+        raise ValueError(
+            f"X has entries up to {largest:.0e}, expected between {1 / _LARGEST_ENTRY:.0e} "
+            f"and {_LARGEST_ENTRY:.0e}: scale it"
+        )
+
+
+def _elsewhere(X: Any, Y: Any, mask: Any, device: str | None, told: Progress) -> Given:
+    """The same for examples that are read chunk by chunk, from one pass over them."""
+    for value, name in ((X, "X"), (Y, "Y")):
+        if value is None:
+            raise TypeError(f"{name} is None, expected examples (n, tokens, dim)")
+    source = sources.source({"X": X, "Y": Y, "mask": mask})
+    _check_samples(source)
+    if source.chunks.remote and device not in (None, "cpu"):
+        raise ValueError(
+            f"device={device!r} was asked for, but the examples are on a Dask cluster, "
+            "expected device=None: its workers compute where they are"
+        )
+    checked = source.chunks.map(_checked, source.lengths, source.samples[:2])
+    found = checked.map(_look).reduce(_Look.beside, told)
+    for bad, name in zip(found.bad, ("X", "Y"), strict=True):
+        backend.refuse_infinite(bad, name)
+    _check_size(found.largest[0])
+    alike = zip(source.samples[:2], found.single, strict=True)
+    wide = (sample if single else backend.double(sample) for sample, single in alike)
+    source = replace(source, chunks=checked, samples=(*wide, source.samples[2]))
+    return Given(source, found.largest, found.rows)
+
+
+def _check_samples(source: Source) -> None:
+    """Refuse examples by one of them."""
+    X, Y, mask = source.samples
+    for sample, name in ((X, "X"), (Y, "Y")):
+        backend.check_real(sample, name)
+        checks.token_shape((len(source), *sample.shape[1:]), name)
+    _check_alike((len(source), *X.shape[1:]), (len(source), *Y.shape[1:]))
+    if mask is not None and mask.shape[1:] != X.shape[1:2]:
+        raise ValueError(
+            f"mask has rows of shape {tuple(mask.shape[1:])}, expected {tuple(X.shape[1:2])}: "
+            "one entry per token of X"
+        )
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a chunk, or several, showed."""
+
+    bad: tuple[int, int]  # entries of X and Y that are not finite
+    largest: tuple[float, float]
+    single: tuple[bool, bool]  # whether all are float32
+    rows: int
+
+    def beside(self, other: _Look) -> _Look:
+        return _Look(
+            (self.bad[0] + other.bad[0], self.bad[1] + other.bad[1]),
+            (max(self.largest[0], other.largest[0]), max(self.largest[1], other.largest[1])),
+            (self.single[0] and other.single[0], self.single[1] and other.single[1]),
+            self.rows + other.rows,
+        )
+
+
+def _checked(chunk: Chunk, length: int, samples: tuple[Array, Array]) -> Chunk:
+    """A chunk with X, Y and its mask alike in kind, refused as in memory where they cannot be."""
+    X, Y, mask = chunk.arrays
+    for array, sample, name in zip((X, Y), samples, ("X", "Y"), strict=True):
+        backend.check_real(array, name)
+        expected = (length, *sample.shape[1:])
+        if tuple(array.shape) != expected:  # a Dask array may be wrong about what it will be
+            raise ValueError(
+                f"{name} has a chunk of shape {tuple(array.shape)} at example {chunk.start}, "
+                f"expected {expected}"
+            )
+    X, Y = backend.as_device(X, samples[0]), backend.as_device(Y, samples[0])
+    return Chunk(chunk.start, (X, Y, checks.key_mask(mask, X, start=chunk.start)))
+
+
+def _look(chunk: Chunk) -> _Look:
+    X, Y, mask = chunk.arrays
+    single = _is_single(X), _is_single(Y)
+    bad = backend.count_infinite(X), backend.count_infinite(Y)
+    if any(bad):
+        return _Look(bad, (0.0, 0.0), single, 0)
+    X, Y = without_padding(X, Y, mask)
+    return _Look(bad, (backend.largest(X), backend.largest(Y)), single, counted(X, mask))
+
+
+def _is_single(array: Array) -> bool:
+    return bool(array.dtype == backend.namespace(array).float32)
+
+
+def number_of_heads(heads: Any) -> int | Literal["auto"]:
+    if isinstance(heads, str):
+        if heads != "auto":
+            raise ValueError(f"heads is {heads!r}, expected a whole number or 'auto'")
+        return "auto"
+    return checks.positive_int(heads, "heads")
+
+
+def tolerance(tol: Any) -> float:
+    number = checks.positive_number(tol, "tol")
+    if number > _LARGEST_TOL:
+        raise ValueError(
+            f"tol is {number:g}, expected at most {_LARGEST_TOL:g}: a looser fit is no recovery"
+        )
+    return number
+
+
+def known_rank(rank: Any, dim: int) -> int | None:
+    """None for full rank, which a rank of the whole dimension is too."""
+    if rank is None:
+        return None
+    rank = checks.positive_int(rank, "rank")
+    if rank > dim:
+        raise ValueError(f"rank is {rank}, expected at most {dim}, the dimension of a token")
+    return None if rank == dim else rank
+
+
+def method(method: Any) -> None:
+    """One of the methods."""
+    if method not in METHODS:
+        raise ValueError(f"method is {method!r}, expected 'auto', 'refine' or 'sculpt'")
+
+
+def sculpting(given: Given, heads: int | Literal["auto"], **options: bool) -> None:
+    """Refuse what `sculpt` cannot do where it was asked for."""
+    why = why_not_sculpt(given, heads, **options)
+    if why is not None:
+        raise ValueError(why)
+
+
+def why_not_sculpt(given: Given, heads: int | Literal["auto"], **options: bool) -> str | None:
+    """What is in the way of method='sculpt', None if nothing is."""
+    n, _, dim, _ = given.shape
+    options = {"mask": given.masked, **options}
+    for name in (name for name, value in options.items() if value):
+        return (
+            f"method='sculpt' was asked for with {name}, expected neither biases nor masks: "
+            "method='refine' finds such layers"
+        )
+    if n < _FEWEST_TO_SCULPT:
+        return f"X has {n} examples, expected at least {_FEWEST_TO_SCULPT} for method='sculpt'"
+    if dim < _LEAST_DIM_TO_SCULPT:
+        return (
+            f"X has tokens of dimension {dim}, expected at least {_LEAST_DIM_TO_SCULPT} for "
+            "method='sculpt'"
+        )
+    if dim > _LARGEST_DIM_TO_SCULPT:
+        return (
+            f"X has tokens of dimension {dim}, expected at most {_LARGEST_DIM_TO_SCULPT} for "
+            "method='sculpt', which works with dim² x dim² matrices: method='refine' does not"
+        )
+    if heads != "auto" and heads > dim * dim // 4:
+        return (
+            f"heads is {heads}, expected at most {dim * dim // 4} for method='sculpt' with tokens "
+            f"of dimension {dim}"
+        )
+    return None

@@ -1,0 +1,370 @@
+"""Functions of a query and its keys to learn, with their exact means, variances and norms.
+
+Most are averages over the keys of a function of two tokens, the class that random-feature
+attention can learn (arXiv 2307.11353):
+
+    f(x) = (1/N) Σ_i F(x_0, x_i),        F(x_0, x_i) = Σ_rs <x_0^{⊗r} ⊗ x_i^{⊗s}, f_rs>.
+
+Some are outside of it on purpose: functions of a position, sums that depend on the order of the
+keys, and averages of functions of three tokens.
+
+Means and variances are for tokens that are independent and uniform on the unit sphere
+(`sphere_moments`); norms are those in the bounds of the paper (`norms`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from onelayer.array import backend, blocks, checks
+from onelayer.array.backend import Array
+from onelayer.features.sets import as_sets
+from onelayer.inputs import Seed
+from onelayer.theory import norms, polynomials, sphere_moments, target_values
+from onelayer.theory.polynomials import Coefficients, Degrees
+from onelayer.theory.sphere_moments import Numbers, PairMoments
+from onelayer.theory.target_values import PairFunction, Weights
+
+_ORTHOGONAL = 1e-5  # how far SᵀS may be from the identity: what float32 leaves, and some more
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A function of a query and its keys: call it on examples to get their values.
+
+    `degree` is the largest power of one token, the max(r, s) of the norm. `tensor_norms` holds the
+    |f_rs|² by (r, s); it is None, and `norm` infinite, for a target outside of the class.
+
+    >>> f = average_power(2, dim=3)
+    >>> f.name, f.degree, f.norm == 2**4.5 * 4**2
+    ('f_{1,2}', 2, True)
+    >>> f([[[1, 0, 0], [0, 1, 0], [1, 0, 0]]])  # one example: a query and two keys
+    array([0.5])
+    """
+
+    name: str
+    dim: int
+    degree: int
+    evaluate: Callable[[Array, Array | None], Array] = field(repr=False)
+    moments: Callable[[int], tuple[float, float]] = field(repr=False)  # of N: mean and variance
+    tensor_norms: Mapping[Degrees, float] | None = field(default=None, repr=False)
+    biased_tensor_norms: Mapping[Degrees, float] | None = field(default=None, repr=False)
+    flat_norms: Callable[[int], float] | None = field(default=None, repr=False)  # of N
+    least_keys: int = field(default=1, repr=False)
+
+    def __call__(self, X: Any, mask: Any = None) -> Array:
+        """The values (n,) of the examples X (n, N + 1, d), in the namespace and dtype of X.
+
+        Token 0 is the query. `mask` (n, N + 1) is True for the tokens that are there; averages
+        are over the keys that are. X may also be a list of arrays (N_i + 1, d).
+        """
+        sets = as_sets(X, mask)
+        if sets.dim != self.dim:
+            raise ValueError(
+                f"X has tokens of dimension {sets.dim}, expected {self.dim} for {self.name}"
+            )
+        self._enough(sets.longest - 1, f"X has {sets.longest - 1} keys")
+        parts = blocks.slices(len(sets), 8 * sets.longest * self.dim)
+        values = [self.evaluate(*sets.block(part)) for part in parts]
+        return backend.namespace(values[0]).concat(values)
+
+    def mean(self, keys: int) -> float:
+        """E f(x) for a query and `keys` keys, independent and uniform on the unit sphere."""
+        return self.moments(self._checked(keys))[0]
+
+    def variance(self, keys: int) -> float:
+        """Var f(x) for a query and `keys` keys, independent and uniform on the unit sphere."""
+        return self.moments(self._checked(keys))[1]
+
+    @property
+    def norm(self) -> float:
+        """B(f) of the expansion at hand; infinite for a target outside of the class."""
+        return norms.pair_norm(self.tensor_norms)
+
+    @property
+    def biased_norm(self) -> float:
+        """What takes the place of B(f) for BRFA with the identity as its bias; infinite if unknown.
+
+        It is known where `correlation_weighted` says so.
+        """
+        return norms.pair_norm(self.biased_tensor_norms)
+
+    def flat_norm(self, keys: int) -> float:
+        """What takes the place of B(f) for a network on all tokens side by side.
+
+        Infinite if unknown.
+        """
+        count = self._checked(keys)
+        return math.inf if self.flat_norms is None else self.flat_norms(count)
+
+    def _checked(self, keys: Any) -> int:
+        return self._enough(checks.positive_int(keys, "keys"), f"keys is {keys}")
+
+    def _enough(self, keys: int, got: str) -> int:
+        if keys < self.least_keys:
+            raise ValueError(f"{got}, expected at least {self.least_keys} for {self.name}")
+        return keys
+
+
+# The class: averages of functions of two tokens
+
+
+def average_power(p: int, dim: int, beta: Any = None) -> Target:
+    """f_{1,p} = (1/N) Σ_i <β, x_i>^p: an average of a function of one key.
+
+    `beta` (dim,) is the first unit vector if None. B(f) = C_p |β|^2p.
+
+    >>> f = average_power(1, dim=4)
+    >>> f.mean(keys=8), f.variance(keys=8)
+    (0.0, 0.03125)
+    """
+    power, direction = checks.positive_int(p, "p"), _direction(beta, dim)
+    return _sum_of_powers(f"f_{{1,{power}}}", power, direction, target_values.equal)
+
+
+def correlation_weighted(q: int, dim: int, beta: Any = None) -> Target:
+    """f_{2,q} = (1/N) Σ_i <x_0, x_i>^q <β, x_i>: keys count as they correlate with the query.
+
+    The tensor is the product of q identities and β, made symmetric. Of its (q+1)! permutations of
+    the legs of x_i one with c cycles contributes d^(c-1) |β|², so that |f_rs|² is
+
+        (d+1)(d+2)···(d+q) / (q+1)! · |β|²,
+
+    and RFA pays for its growth as d^q. The bias of BRFA brings the identities along: |β|² alone is
+    left there (see `theory.target_norm`).
+
+    >>> f = correlation_weighted(1, dim=16)
+    >>> f.tensor_norms
+    {(1, 2): 8.5}
+    """
+    power, direction = checks.whole_number(q, "q", least=0), _direction(beta, dim)
+    known = {(power, power + 1): backend.squared_norm(direction)}
+    identity = np.eye(len(direction))
+    return _correlation(f"f_{{2,{power}}}", power, direction, identity, biased_tensor_norms=known)
+
+
+def rotated_correlation(
+    q: int, dim: int, rotation: Any = None, beta: Any = None, seed: Seed = 0
+) -> Target:
+    """f_{3,q} = (1/N) Σ_i <x_0, S x_i>^q <β, x_i>: the correlation after a rotation.
+
+    `rotation` S (dim, dim) is orthogonal, a random one if None. Mean, variance and norm are those
+    of `correlation_weighted`, but the identity is the wrong bias for it: no bound for BRFA.
+
+    >>> f, g = rotated_correlation(2, dim=5), correlation_weighted(2, dim=5)
+    >>> f.norm == g.norm, f.variance(3) == g.variance(3)
+    (True, True)
+    """
+    power, direction = checks.whole_number(q, "q", least=0), _direction(beta, dim)
+    orthogonal = _orthogonal(rotation, len(direction), seed)
+    return _correlation(f"f_{{3,{power}}}", power, direction, orthogonal)
+
+
+def query_only(p: int, dim: int, beta: Any = None) -> Target:
+    """<β, x_0>^p, a function of the query alone. B(f) = C_p |β|^2p.
+
+    >>> query_only(2, dim=4)([[[0.5, 0, 0, 0], [1, 0, 0, 0]]])
+    array([0.25])
+    """
+    power, direction = checks.positive_int(p, "p"), _direction(beta, dim)
+    mean, variance = sphere_moments.linear_power(power, direction)
+    return _weighted_sum(
+        name=f"<beta, x_0>^{power}",
+        dim=len(direction),
+        values=partial(target_values.query_power, power=power, beta=direction),
+        moments=PairMoments(mean, within=0.0, between=variance),
+        tensor_norms={(power, 0): backend.squared_norm(direction) ** power},
+    )
+
+
+def polynomial(coefficients: Coefficients, name: str = "polynomial") -> Target:
+    """(1/N) Σ_i Σ_rs <x_0^{⊗r} ⊗ x_i^{⊗s}, f_rs> for tensors f_rs of shape (d,) * (r + s).
+
+    The legs of the query come first. Moments are exact for all r and s; the only limit is that
+    each tensor of d^(r+s) numbers, and a few copies of it, fit in memory.
+
+    >>> f = polynomial({(0, 0): 2.0, (1, 1): np.eye(3)})  # 2 + <x_0, x_i>
+    >>> f.mean(keys=4), round(f.variance(keys=4) * 12, 9), f.norm
+    (2.0, 1.0, 16.0)
+    """
+    tensors, dim = polynomials.checked(coefficients)
+    return _weighted_sum(
+        name=name,
+        dim=dim,
+        values=partial(polynomials.values, tensors=tensors),
+        moments=polynomials.moments(tensors, dim),
+        tensor_norms={rs: backend.squared_norm(tensor) for rs, tensor in tensors.items()},
+    )
+
+
+# Outside of the class
+
+
+def one_position(position: int, p: int, dim: int, beta: Any = None) -> Target:
+    """<β, x_position>^p: a function of the key at one position, 1 for the first key.
+
+    An example whose mask has no such key has the value 0. The order of the keys matters: the norm
+    is infinite.
+
+    >>> f = one_position(2, p=1, dim=2)
+    >>> f([[[1, 0], [0, 1], [0.5, 0]]]), f.norm
+    (array([0.5]), inf)
+    """
+    place = checks.positive_int(position, "position")
+    power, direction = checks.positive_int(p, "p"), _direction(beta, dim)
+    name, weights = f"<beta, x_{place}>^{power}", partial(target_values.only, position=place)
+    return _sum_of_powers(name, power, direction, weights, least_keys=place)
+
+
+def ordered_sum(
+    dim: int,
+    p: int = 1,
+    weights: Literal["alternating", "increasing"] = "alternating",
+    beta: Any = None,
+) -> Target:
+    """(1/N) Σ_i w_i <β, x_i>^p with weights by position: the order of the keys matters.
+
+    w_i is 1, -1, 1, ... if alternating and 1, 2, 3, ... if increasing. What a function that is
+    blind to the order can know of it is Σ_i w_i / N times `average_power`: nothing of the first
+    for an even number of keys. The norm is infinite. A key that the mask leaves out takes its
+    position with it; the sum is over N, the number of keys that are there.
+
+    >>> f = ordered_sum(dim=2)
+    >>> f([[[1, 0], [0.5, 0], [0.25, 0]]]), f.norm
+    (array([0.125]), inf)
+    """
+    known: dict[str, Weights] = {
+        "alternating": target_values.alternating,
+        "increasing": target_values.increasing,
+    }
+    if weights not in known:
+        raise ValueError(f"weights is {weights!r}, expected 'alternating' or 'increasing'")
+    power, direction = checks.positive_int(p, "p"), _direction(beta, dim)
+    name = f"{weights} sum of <beta, x_i>^{power}"
+    return _sum_of_powers(name, power, direction, known[weights])
+
+
+def three_token(dim: int, beta: Any = None) -> Target:
+    """(1/N²) Σ_ij <x_0, x_i> <x_i, x_j> <β, x_j>: two hops, from the query over a key to a key.
+
+    It is no average of a function of two tokens: the norm is infinite.
+
+    >>> f = three_token(dim=4)
+    >>> f.mean(keys=1), f.variance(keys=1) == correlation_weighted(1, dim=4).variance(keys=1)
+    (0.0, True)
+    """
+    direction = _direction(beta, dim)
+    return Target(
+        name="three tokens",
+        dim=len(direction),
+        degree=2,
+        evaluate=partial(target_values.two_hops, beta=direction),
+        moments=partial(sphere_moments.two_hops, beta=direction),
+    )
+
+
+# How targets are put together
+
+
+def _weighted_sum(
+    name: str,
+    dim: int,
+    values: PairFunction,
+    moments: PairMoments,
+    tensor_norms: Mapping[Degrees, float],
+    biased_tensor_norms: Mapping[Degrees, float] | None = None,
+    weights: Weights = target_values.equal,
+    least_keys: int = 1,
+) -> Target:
+    """Σ_i w_i F(x_0, x_i), F given by `values`: of the class if all weights are the same."""
+    return Target(
+        name=name,
+        dim=dim,
+        degree=max(map(max, tensor_norms)),
+        evaluate=partial(target_values.weighted_sum, values=values, weights=weights),
+        moments=partial(_weighted_moments, moments=moments, weights=weights),
+        tensor_norms=tensor_norms if weights is target_values.equal else None,
+        biased_tensor_norms=biased_tensor_norms,
+        flat_norms=partial(_flat_norm, tensor_norms=tensor_norms, weights=weights),
+        least_keys=least_keys,
+    )
+
+
+def _sum_of_powers(
+    name: str, power: int, beta: Numbers, weights: Weights, least_keys: int = 1
+) -> Target:
+    """Σ_i w_i <β, x_i>^p."""
+    mean, variance = sphere_moments.linear_power(power, beta)
+    return _weighted_sum(
+        name=name,
+        dim=len(beta),
+        values=partial(target_values.key_power, power=power, beta=beta),
+        moments=PairMoments(mean, within=variance, between=0.0),
+        tensor_norms={(0, power): backend.squared_norm(beta) ** power},
+        weights=weights,
+        least_keys=least_keys,
+    )
+
+
+def _correlation(
+    name: str,
+    power: int,
+    beta: Numbers,
+    rotation: Numbers,
+    biased_tensor_norms: Mapping[Degrees, float] | None = None,
+) -> Target:
+    """(1/N) Σ_i <x_0, S x_i>^q <β, x_i>."""
+    dim = len(beta)
+    growth = math.prod(dim + i for i in range(1, power + 1)) / math.factorial(power + 1)
+    return _weighted_sum(
+        name=name,
+        dim=dim,
+        values=partial(target_values.correlation, power=power, rotation=rotation, beta=beta),
+        moments=sphere_moments.weighted_correlation(power, beta),
+        tensor_norms={(power, power + 1): growth * backend.squared_norm(beta)},
+        biased_tensor_norms=biased_tensor_norms,
+    )
+
+
+def _weighted_moments(keys: int, moments: PairMoments, weights: Weights) -> tuple[float, float]:
+    return moments.of_sum(weights(np.ones((1, keys))))
+
+
+def _flat_norm(keys: int, tensor_norms: Mapping[Degrees, float], weights: Weights) -> float:
+    return norms.flat_norm(tensor_norms, weights(np.ones((1, keys))))
+
+
+# Checks at the door
+
+
+def _direction(beta: Any, dim: int) -> Numbers:
+    """β as a vector (dim,) of float64: the first unit vector if None."""
+    size = checks.positive_int(dim, "dim")
+    vector = np.eye(1, size)[0] if beta is None else checks.numbers_of(beta, "beta")
+    if vector.shape != (size,):
+        raise ValueError(f"beta has shape {vector.shape}, expected ({size},)")
+    if not np.any(vector):
+        raise ValueError("beta is zero, expected a vector of positive length")
+    return vector
+
+
+def _orthogonal(rotation: Any, dim: int, seed: Seed) -> Numbers:
+    if rotation is None:
+        factor, triangle = np.linalg.qr(np.random.default_rng(seed).standard_normal((dim, dim)))
+        return np.asarray(factor * np.sign(np.diag(triangle)))  # uniform among orthogonal ones
+    matrix = checks.numbers_of(rotation, "rotation")
+    if matrix.shape != (dim, dim):
+        raise ValueError(f"rotation has shape {matrix.shape}, expected {(dim, dim)}")
+    gap = float(np.max(np.abs(matrix.T @ matrix - np.eye(dim))))
+    if gap > _ORTHOGONAL:
+        raise ValueError(
+            f"rotation times its transpose is off the identity by {gap:.2g}, "
+            "expected an orthogonal matrix"
+        )
+    return matrix

@@ -1,0 +1,88 @@
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onelayer.array.backend import namespace, to_numpy
+from onelayer.heads import dense
+
+
+def gaussian(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_stack_puts_heads_side_by_side_and_unstack_undoes_it(xp_array, bias):
+    theta, key_bias = gaussian(3, 4, 4), gaussian(3, 4)
+    stacked = dense.stack(xp_array(theta), xp_array(key_bias) if bias else None)
+    assert stacked.shape == (5 if bias else 4, 12)
+    for head in range(3):
+        columns = to_numpy(stacked)[:, 4 * head : 4 * head + 4]
+        np.testing.assert_array_equal(columns[:4], theta[head])
+        np.testing.assert_array_equal(columns[4:], key_bias[[head]][: len(columns) - 4])
+    back = to_numpy(dense.unstack(stacked, dim=4))
+    np.testing.assert_array_equal(back[:, :4], theta)
+    np.testing.assert_array_equal(back[:, 4:], key_bias[:, None][:, : int(bias)])
+
+
+def test_constant_is_the_last_coordinate_of_every_token(xp_array):
+    X = gaussian(2, 3, 4)
+    extended = to_numpy(dense.with_constant(xp_array(X)))
+    np.testing.assert_array_equal(extended, np.concatenate([X, np.ones((2, 3, 1))], axis=2))
+
+
+@given(data=st.data(), n=st.integers(1, 3), tokens=st.integers(1, 4), causal=st.booleans())
+def test_allowed_pairs_match_the_loops(xp_array, data, n, tokens, causal):
+    rows = st.lists(st.booleans(), min_size=tokens, max_size=tokens)
+    mask = data.draw(st.none() | st.lists(rows, min_size=n, max_size=n))
+    X = xp_array(np.ones((n, tokens, 2)))
+    array = None if mask is None else xp_array(np.array(mask))
+    allowed = dense.allowed_pairs(array, causal, X)
+    if mask is None and not causal:
+        assert allowed is None
+        return
+    allowed = np.broadcast_to(to_numpy(allowed), (n, tokens, tokens))
+    for example in range(n):
+        for row in range(tokens):
+            keys = oracles.allowed_keys(row, tokens, mask and mask[example], causal)
+            assert np.flatnonzero(allowed[example, row]).tolist() == keys
+
+
+@given(
+    sizes=st.tuples(*[st.integers(1, 4)] * 4),
+    dtype=st.sampled_from(["f4", "f8"]),
+    masked=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_weights_and_features_match_the_loops(xp_array, sizes, dtype, masked, seed):
+    n, tokens, heads, dim = sizes
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, tokens, dim)).astype(dtype)
+    theta = rng.standard_normal((heads, dim, dim)).astype(dtype)
+    allowed = rng.random((n, tokens, tokens)) < 0.6
+    keys, stacked = xp_array(X), dense.stack(xp_array(theta))
+    weights = dense.weights(keys, keys, stacked, xp_array(allowed) if masked else None)
+    features = dense.features(weights, keys)
+    assert namespace(features) is namespace(keys)
+    assert features.dtype == keys.dtype
+    weights = to_numpy(weights).reshape(n, tokens, heads, tokens)
+    features = to_numpy(features).reshape(n, tokens, heads, dim)
+    expected = np.zeros((n, tokens, heads, tokens))
+    for example, row, head in np.ndindex(n, tokens, heads):
+        may = np.flatnonzero(allowed[example, row]) if masked else range(tokens)
+        for key, weight in oracles.attention_row(X[example], row, may, theta[head]).items():
+            expected[example, row, head, key] = weight
+    tolerance = 1e-12 if dtype == "f8" else 2e-5
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=tolerance)
+    for example, row, head in np.ndindex(n, tokens, heads):
+        attended = oracles.row_times(expected[example, row, head], X[example])
+        np.testing.assert_allclose(features[example, row, head], attended, rtol=0, atol=tolerance)
+
+
+def test_rows_of_weights_sum_to_one_or_to_nothing(xp_array):
+    keys, stacked = xp_array(gaussian(1, 3, 2)), dense.stack(xp_array(gaussian(2, 2, 2)))
+    allowed = np.array([[[True, True, False], [False, False, False], [False, False, True]]])
+    weights = dense.weights(keys, keys, stacked, xp_array(allowed))
+    sums = to_numpy(weights).sum(axis=-1).reshape(3, 2)
+    np.testing.assert_allclose(sums, [[1, 1], [0, 0], [1, 1]], rtol=1e-14)

@@ -1,0 +1,399 @@
+import json
+import os
+import pickle
+import stat
+import struct
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from onelayer import AttentionLayer, inputs
+from onelayer.array.backend import to_numpy
+
+NOT_WHOLE = r"is not a whole safetensors file \(damaged, cut short or of another format\)"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "layer.safetensors"
+
+
+@pytest.fixture(scope="session")
+def scratch(tmp_path_factory):
+    """One path for all examples of a hypothesis test."""
+    return tmp_path_factory.mktemp("scratch") / "layer.safetensors"
+
+
+def random_layer(**options):
+    return AttentionLayer.random(**{"heads": 2, "dim": 3, "out_dim": 4, "bias": True, **options})
+
+
+def assert_same(layer, other):
+    """The layers have the same arrays, to the bit."""
+    assert layer.arrays().keys() == other.arrays().keys()
+    for name, array in other.arrays().items():
+        np.testing.assert_array_equal(to_numpy(layer.arrays()[name]), to_numpy(array))
+
+
+def raw_file(header, data=b""):
+    """The bytes of a safetensors file with this header."""
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def saved_bytes(path, **options):
+    random_layer(**options).save(path)
+    return path.read_bytes()
+
+
+# Files
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_saved_layer_comes_back_the_same(xp_array, path, bias, dtype):
+    layer = random_layer(bias=bias).to(xp_array(np.ones(1, dtype=dtype)))
+    layer.save(str(path))
+    loaded = AttentionLayer.load(str(path))
+    assert_same(loaded, layer)
+    assert {array.dtype.name for array in loaded.arrays().values()} == {dtype}
+
+
+def test_loaded_layer_works_on_every_backend(xp_array, path):
+    layer = random_layer().to(np.ones(1, dtype=np.float32))
+    layer.save(path)
+    X = inputs.gaussian(2, 3, 3).astype(np.float32)
+    result = AttentionLayer.load(path)(xp_array(X))
+    np.testing.assert_allclose(to_numpy(result), layer(X), rtol=1e-5, atol=1e-6)
+
+
+def test_views_are_saved_in_their_own_order(path):
+    layer = random_layer(bias=False)
+    turned = AttentionLayer(layer.attention.swapaxes(1, 2), layer.projection[:, ::-1])
+    turned.save(path)
+    assert_same(AttentionLayer.load(path), turned)
+
+
+def test_saved_file_is_an_ordinary_one(path, tmp_path):
+    random_layer().save(path)
+    (tmp_path / "other").write_bytes(b"")
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((tmp_path / "other").stat().st_mode)
+    assert safetensors.numpy.load_file(path).keys() == random_layer().arrays().keys()
+
+
+def test_saving_again_replaces_the_file(path):
+    random_layer(seed=1).save(path)
+    random_layer(seed=2).save(path)
+    assert_same(AttentionLayer.load(path), random_layer(seed=2))
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+@pytest.mark.parametrize("error", [OSError("no space left on device"), KeyboardInterrupt()])
+def test_interrupted_write_leaves_the_old_file_whole(path, monkeypatch, step, error):
+    before = saved_bytes(path, seed=1)
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(type(error)):
+        random_layer(seed=2).save(path)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_file_cut_short_anywhere_is_refused(path):
+    whole = saved_bytes(path)
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=NOT_WHOLE) as caught:
+            AttentionLayer.load(path)
+        assert type(caught.value) is ValueError
+        assert str(path) in str(caught.value)
+
+
+@given(data=st.binary(max_size=300))
+@example(data=b"")
+@example(data=b"\xff" * 64)
+@example(data=struct.pack("<Q", 100_000) + b"[" * 100_000)
+def test_random_bytes_are_refused(scratch, data):
+    scratch.write_bytes(data)
+    with pytest.raises(ValueError, match=NOT_WHOLE) as caught:
+        AttentionLayer.load(scratch)
+    assert type(caught.value) is ValueError
+
+
+@given(data=st.data())
+def test_damaged_file_is_refused_or_still_a_layer(scratch, data):
+    damaged = bytearray(saved_bytes(scratch))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(damaged) - 1))
+        damaged[place] = data.draw(st.integers(0, 255))
+    scratch.write_bytes(damaged)
+    try:
+        layer = AttentionLayer.load(scratch)
+    except ValueError as error:
+        assert str(scratch) in str(error)  # noqa: PT017  either outcome is right
+    else:
+        assert all(np.all(np.isfinite(array)) for array in layer.arrays().values())
+
+
+@pytest.mark.parametrize("shape", [[0, 2**63], [0, 2**62], [2**40, 2**40], [1] * 70])
+def test_shapes_that_numpy_cannot_hold_are_refused(path, shape):
+    size = 8 if len(shape) == 70 else 0
+    entry = {"dtype": "F64", "shape": shape, "data_offsets": [0, size]}
+    path.write_bytes(raw_file({"attention": entry}, bytes(size)))
+    with pytest.raises(ValueError, match=NOT_WHOLE):
+        AttentionLayer.load(path)
+
+
+def test_dtype_that_numpy_lacks_is_named(path):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    save_file({"attention": torch.ones(1, 2, 2, dtype=torch.bfloat16)}, path)
+    with pytest.raises(ValueError, match="holds arrays of dtype 'BF16', expected one that numpy"):
+        AttentionLayer.load(path)
+
+
+@pytest.mark.parametrize(
+    "names", [[], ["attention"], ["weight", "bias"], ["attention", "projection", "extra"]]
+)
+def test_foreign_safetensors_file_is_refused(path, names):
+    safetensors.numpy.save_file({name: np.ones((1, 1, 1)) for name in names}, path)
+    message = r"is no onelayer file: it holds \[.*\], expected 'attention' and 'projection'"
+    with pytest.raises(ValueError, match=message):
+        AttentionLayer.load(path)
+
+
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [
+        (np.ones((2, 2)), r"attention has shape \(2, 2\), expected \(heads, dim, dim\)"),
+        (np.full((1, 2, 2), np.nan), "attention has 4 NaN or infinite entries, expected finite"),
+        (np.ones((1, 2, 2), dtype=np.complex64), "attention has dtype complex64, expected real"),
+    ],
+)
+def test_file_with_weights_that_make_no_layer_is_refused(path, attention, message):
+    safetensors.numpy.save_file({"attention": attention, "projection": np.ones((1, 2, 2))}, path)
+    with pytest.raises(ValueError, match="does not hold a valid layer: " + message) as caught:
+        AttentionLayer.load(path)
+    assert str(path) in str(caught.value)
+
+
+class Intruder:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+def test_pickle_is_refused_and_not_run(path, tmp_path):
+    path.write_bytes(pickle.dumps(Intruder(tmp_path / "made")))
+    with pytest.raises(ValueError, match=NOT_WHOLE):
+        AttentionLayer.load(path)
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_missing_file_or_folder_is_not_found(path):
+    with pytest.raises(FileNotFoundError, match=path.name):
+        AttentionLayer.load(path)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        random_layer().save(path.parent / "nowhere" / path.name)
+
+
+# Modules
+
+
+def multihead(packed=True, bias=True, batch_first=True, **options):
+    """A random torch.nn.MultiheadAttention in float64, biases not zero."""
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator().manual_seed(0)
+    module = torch.nn.MultiheadAttention(6, 3, bias=bias, batch_first=batch_first, **options)
+    module = module.double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(generator=generator)
+    if not packed:  # torch itself does so only where kdim or vdim differ
+        separate = module.in_proj_weight.detach().clone().chunk(3)
+        module.register_parameter("in_proj_weight", None)
+        module._qkv_same_embed_dim = False
+        for name, weight in zip("qkv", separate, strict=True):
+            module.register_parameter(f"{name}_proj_weight", torch.nn.Parameter(weight))
+    return module
+
+
+def by_module(module, X, mask=None, causal=False):
+    """The outputs of a torch.nn.MultiheadAttention; its masks are True where ours are False."""
+    import torch
+
+    tokens = X.shape[1]
+    padding = None if mask is None else ~torch.as_tensor(mask)
+    later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1) if causal else None
+    tensor = torch.as_tensor(X)
+    tensor = tensor if module.batch_first else tensor.swapaxes(0, 1)
+    outputs, _ = module(tensor, tensor, tensor, key_padding_mask=padding, attn_mask=later)
+    return to_numpy(outputs if module.batch_first else outputs.swapaxes(0, 1))
+
+
+MASK = np.array([[True, True, False, True], [True, False, False, False], [True] * 4])
+every_mask = pytest.mark.parametrize("mask", [None, MASK], ids=["whole", "masked"])
+every_order = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+@every_mask
+@every_order
+def test_layer_from_torch_computes_what_the_module_does(packed, bias, batch_first, mask, causal):
+    module = multihead(packed, bias, batch_first)
+    layer = AttentionLayer.from_torch(module)
+    X = inputs.gaussian(3, 4, 6)
+    expected = by_module(module, X, mask, causal)
+    np.testing.assert_allclose(layer(X, mask=mask, causal=causal), expected, rtol=0, atol=1e-10)
+    assert (layer.heads, layer.dim, layer.out_dim) == (3, 6, 6)
+    assert (layer.key_bias is not None) == bias
+
+
+@pytest.mark.parametrize("part", ["in_proj_bias", "out_proj.bias"])
+def test_either_bias_may_be_missing(part):
+    module = multihead()
+    owner = module.get_submodule(part.rpartition(".")[0])
+    owner.register_parameter(part.rpartition(".")[2], None)
+    X = inputs.gaussian(3, 4, 6)
+    layer = AttentionLayer.from_torch(module)
+    np.testing.assert_allclose(layer(X), by_module(module, X), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_modules_are_read_without_further_rounding(dtype):
+    torch = pytest.importorskip("torch")
+    module = multihead().to(getattr(torch, dtype))
+    layer = AttentionLayer.from_torch(module)
+    assert layer.attention.dtype == np.float64
+    assert_same(layer, AttentionLayer.from_torch(module.double()))
+
+
+@every_mask
+@every_order
+@pytest.mark.parametrize("bias", [True, False])
+def test_module_to_torch_computes_what_the_layer_does(bias, mask, causal):
+    torch = pytest.importorskip("torch")
+    layer = random_layer(bias=bias)
+    X = inputs.gaussian(3, 4, 3)
+    tensors = [None if a is None else torch.as_tensor(a) for a in (X, mask)]
+    outputs = layer.to_torch()(*tensors, causal)
+    expected = layer(X, mask=mask, causal=causal)
+    np.testing.assert_allclose(to_numpy(outputs), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_to_torch_and_back_is_the_same_layer(xp_array, bias, dtype):
+    pytest.importorskip("torch")
+    layer = random_layer(bias=bias).to(xp_array(np.ones(1, dtype=dtype)))
+    back = AttentionLayer.from_torch(layer.to_torch())
+    assert_same(back, layer)
+    assert back.attention.dtype == dtype
+
+
+def test_multihead_module_to_layer_to_module():
+    torch = pytest.importorskip("torch")
+    module = multihead()
+    X = inputs.gaussian(3, 4, 6)
+    again = AttentionLayer.from_torch(module).to_torch()
+    np.testing.assert_allclose(
+        to_numpy(again(torch.as_tensor(X))), by_module(module, X), rtol=0, atol=1e-10
+    )
+
+
+def test_gradients_are_those_of_finite_differences():
+    torch = pytest.importorskip("torch")
+    module = random_layer().to_torch()
+    X = torch.as_tensor(inputs.gaussian(2, 3, 3))
+    mask = torch.tensor([[False, True, True], [True, True, False]])  # row 0 of example 0 is empty
+    names = [name for name, _ in module.named_parameters()]
+
+    def outputs(*values):
+        parameters = dict(zip(names, values, strict=True))
+        return torch.func.functional_call(module, parameters, (X, mask, True))
+
+    assert len(names) == 4
+    assert torch.autograd.gradcheck(outputs, tuple(module.parameters()))
+
+
+def test_training_a_module_leaves_layers_alone():
+    torch = pytest.importorskip("torch")
+    layer = random_layer()
+    module = layer.to_torch()
+    read = AttentionLayer.from_torch(module)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(1.0)
+    assert_same(layer, random_layer())
+    assert_same(read, random_layer())
+
+
+def test_layer_of_tensors_passes_gradients_on():
+    torch = pytest.importorskip("torch")
+    X = torch.as_tensor(inputs.gaussian(2, 3, 3)).requires_grad_()
+    mask = torch.tensor([[False, True, True], [True, True, False]])  # row 0 of example 0 is empty
+    layer = random_layer().to(X)
+    layer(X, mask, causal=True).sum().backward()
+    expected = X.grad.clone()
+    X.grad = None
+    layer.to_torch()(X, mask, causal=True).sum().backward()
+    torch.testing.assert_close(X.grad, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kdim": 4}, r"has embed_dim, kdim, vdim = \(6, 4, 6\), expected all equal"),
+        ({"vdim": 5}, r"has embed_dim, kdim, vdim = \(6, 6, 5\), expected all equal"),
+        ({"add_bias_kv": True}, r"adds keys of its own \(add_bias_kv or add_zero_attn\)"),
+        ({"add_zero_attn": True}, r"adds keys of its own \(add_bias_kv or add_zero_attn\)"),
+    ],
+)
+def test_modules_that_are_no_layer_over_one_set_of_tokens_are_refused(options, message):
+    with pytest.raises(ValueError, match="module " + message):
+        AttentionLayer.from_torch(multihead(**options))
+
+
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        (None, "NoneType"),
+        ("bert", "str"),
+        (SimpleNamespace(num_heads=2, embed_dim=4, out_proj=None), "SimpleNamespace"),
+    ],
+)
+def test_other_modules_are_refused(module, kind):
+    message = f"module is a {kind}, expected a torch.nn.MultiheadAttention or a module that to_t"
+    with pytest.raises(TypeError, match=message):
+        AttentionLayer.from_torch(module)
+
+
+def test_modules_with_weights_that_are_not_finite_are_refused():
+    torch = pytest.importorskip("torch")
+    module = multihead()
+    with torch.no_grad():
+        module.out_proj.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"out_proj\.weight has 1 NaN or infinite entries"):
+        AttentionLayer.from_torch(module)
+
+
+def test_to_torch_without_torch_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match=r"to_torch needs torch: pip install onelayer\[torch\]"):
+        random_layer().to_torch()

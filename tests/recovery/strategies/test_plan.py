@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+from cases import random_case
+
+from onelayer import AttentionLayer, inputs, recover
+from onelayer.data import sources
+from onelayer.recovery import problem
+from onelayer.recovery.strategies import plan, search
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 s"), (42.3, "42 s"), (95.0, "1.6 min"), (1500.0, "25 min"), (9000.0, "2.5 h")],
+)
+def test_a_plan_is_told_in_words(seconds, words):
+    told = str(plan.Plan(2679, 3.14e9, seconds))
+    assert told == f"steps on 2,679 examples, up to 3.1 GB, about {words}"
+
+
+def test_more_of_anything_takes_more(xp_array, monkeypatch):
+    monkeypatch.setattr(plan, "_seconds_per_operation", lambda *_: 1e-9)
+    posed = random_case(0, n=40, dim=4, heads=2).problem(xp_array)
+    wide = random_case(0, n=40, dim=8, heads=2).problem(xp_array)
+    least = plan.plan(posed, 2, 20)
+    for more in (plan.plan(posed, 3, 20), plan.plan(wide, 2, 20)):
+        assert more.bytes > least.bytes
+        assert more.seconds > least.seconds
+    assert plan.plan(posed, 2, 40).seconds > least.seconds
+
+
+def test_seconds_follow_a_trial(monkeypatch):
+    posed = random_case(0, n=40, dim=4, heads=2).problem()
+    ticks = iter(np.cumsum([1.0] * 8))
+    monkeypatch.setattr(plan.time, "perf_counter", lambda: next(ticks))
+    assert plan._seconds_per_operation(posed.whitening, 8) == pytest.approx(1 / (4096 * 4 * 8))
+
+
+def test_examples_that_stay_elsewhere_take_no_memory_here():
+    case = random_case(0, n=4000, dim=4, heads=2)
+    source = sources.in_pieces(case.X, case.Y, None)
+    positions = np.arange(4000)
+    spread = problem.pose_spread(source, (1.0, 1.0), positions[:0], positions)
+    here, there = (plan.plan(posed, 2, 20).bytes for posed in (case.problem(), spread))
+    copies = 3 * 8 * 4000 * case.X.shape[1] * (4 + case.Y.shape[2])
+    assert here - there == copies
+
+
+def test_what_has_no_room_is_not_held(monkeypatch):
+    posed = random_case(0, n=400, dim=4, heads=2).problem()
+    held = plan.plan(posed, 2, 20).bytes
+    monkeypatch.setattr(plan.chunks, "KEPT_BYTES", 1)
+    assert plan.plan(posed, 2, 20).bytes < held
+
+
+def test_large_problems_say_what_they_will_take(monkeypatch):
+    layer = AttentionLayer.random(heads=2, dim=6, seed=0)
+    X = inputs.boolean(1500, 4, 6, seed=1)
+    small = recover(X, layer(X), heads=2, method="refine")
+    assert "plan" not in {row.stage for row in small.trace}
+    monkeypatch.setattr(search, "_LARGE", 0.0)
+    large = recover(X, layer(X), heads=2, method="refine")
+    row = large.trace[1]
+    assert row.stage == "plan"
+    assert row.note.startswith(f"steps on {row.examples:,} examples, up to ")
