@@ -14,7 +14,7 @@ from recoveries import in_blocks, solved
 from onelayer import AttentionLayer, inputs
 from onelayer.array import backend
 from onelayer.array.backend import to_numpy
-from onelayer.data import dask, sources
+from onelayer.data import chunks, dask, sources
 from onelayer.data.chunks import InMemory, Streamed
 from onelayer.heads import dense
 from onelayer.recovery import problem, validation
