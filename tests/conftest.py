@@ -20,23 +20,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("onelayer", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.load_profile("onelayer")
 
-# Of two processes that run tests one runs all of these: they share a cluster, and what is computed
-# once for all places.
-WITH_A_CLUSTER = {
-    "test_chunks.py",
-    "test_cli_cluster.py",
-    "test_elsewhere.py",
-    "test_elsewhere_door.py",
-    "test_files.py",
-    "test_readers.py",
-    "test_sources.py",
-    "test_spread.py",
-}
-
 
 def pytest_collection_modifyitems(items):
+    """Run all modules that use the cluster in one process: they share it, and what it computes."""
+    on_cluster = {
+        item.path
+        for item in items
+        # Tests that take the place of examples as a parameter ask for the cluster when they run.
+        if "local_cluster" in item.fixturenames or "cluster" in item.name
+    }
     for item in items:
-        if item.path.name in WITH_A_CLUSTER:
+        if item.path in on_cluster:
             item.add_marker(pytest.mark.xdist_group("cluster"))
 
 
