@@ -214,18 +214,18 @@ def test_no_chunk_is_held_when_the_next_one_is_read():
 def test_what_has_room_is_kept_in_memory():
     reads = []
     found = one_by_one([1, 2], reads).map(operator.neg)
-    held = found.persist(size=100, most=100)
+    held = found.persist(size=100, limit=100)
     assert held == InMemory((-1, -2))
     assert held.collect() == held.collect() == [-1, -2]
     assert reads == [0, 1]
-    assert found.persist(size=101, most=100) is found
+    assert found.persist(size=101, limit=100) is found
     assert held.persist(size=1e99) is held
 
 
 def test_there_is_room_for_a_quarter_of_a_gpu(monkeypatch):
     assert chunks.memory_budget(np.ones(1)) == chunks.KEPT_BYTES
     for free, expected in ((2**30, 2**28), (2**30 + 5, 2**28), (2**30 - 5, 2**27), (0, 1)):
-        monkeypatch.setattr(chunks.arrays, "gpu_memory", lambda reference, free=free: free)
+        monkeypatch.setattr(chunks.backend, "gpu_memory", lambda reference, free=free: free)
         assert chunks.memory_budget(np.ones(1)) == expected
 
 
@@ -375,7 +375,7 @@ def failing_once(value, marker):
     return value
 
 
-@pytest.mark.parametrize("take", [chunks.gathered, lambda one: one.reduce(operator.add)])
+@pytest.mark.parametrize("take", [lambda one: one.collect(), lambda one: one.reduce(operator.add)])
 def test_what_has_failed_is_computed_again_when_it_is_asked_for_again(cluster, tmp_path, take):
     from dask import delayed
 

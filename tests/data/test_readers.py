@@ -118,7 +118,7 @@ def test_a_pass_over_a_large_file_takes_little_memory(tmp_path):
     program = """
         import operator, resource, sys
         import numpy as np
-        from onelayer import chunks, sources
+        from onelayer.data import sources
         mapped = np.lib.format.open_memmap(sys.argv[1], "w+", np.float64, (8192, 32, 32))
         mapped[:] = 1.0
         del mapped
@@ -131,7 +131,7 @@ def test_a_pass_over_a_large_file_takes_little_memory(tmp_path):
             file.write("5")
         before = most()
         found = sources.source({"X": mapped})
-        total = chunks.merged(chunks.each(lambda c: c.arrays[0].sum(), found.chunks), operator.add)
+        total = found.chunks.map(lambda c: c.arrays[0].sum()).reduce(operator.add)
         print(int(total), most() - before)
     """
     command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "X.npy")]

@@ -24,7 +24,7 @@ from recoveries import (
 
 from onelayer import AttentionLayer, Reason, inputs, recover
 from onelayer.array.backend import to_numpy
-from onelayer.data import chunks, sources
+from onelayer.data import chunks, dask, sources
 from onelayer.data.chunks import InMemory, Streamed
 from onelayer.data.dask import OnCluster
 from onelayer.recovery import api as driver
@@ -93,7 +93,7 @@ def test_jobs_end_as_they_should():
 def test_nothing_need_be_kept_between_passes(put, monkeypatch, name):
     job = solved(name)
     monkeypatch.setattr(chunks, "KEPT_BYTES", 1)
-    monkeypatch.setattr(chunks, "_CLUSTER_SHARE", 0.0)
+    monkeypatch.setattr(dask, "_CLUSTER_SHARE", 0.0)
     found = recover(put(job.X), put(job.Y), mask=put(job.mask), **job.options)
     assert_same(found, job.expected)
 
@@ -337,7 +337,8 @@ def test_a_worker_that_dies_with_all_it_holds_changes_nothing(cluster):
 SCRIPT = """
 import sys
 import numpy as np
-from onelayer import chunks, recover, sources
+from onelayer import recover
+from onelayer.data import chunks, sources
 
 def peak():
     with open("/proc/self/status") as status:

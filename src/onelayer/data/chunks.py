@@ -234,9 +234,10 @@ class Streamed(Chunks[T]):
 
     def _values(self, progress: Progress) -> Iterator[T]:
         """The values of all chunks; none is held when the next one is read."""
-        visits = map(Visit, self.positions, self.read(self.positions))
-        for done, value in enumerate((visit.value(self) for visit in visits), start=1):
-            yield value
+        origins = self.read(self.positions)
+        values = map(lambda *visited: Visit(*visited).value(self), self.positions, origins)
+        for done in range(1, len(self) + 1):
+            yield next(values)  # without a name here that would hold it during the next read
             progress(done / len(self))
 
     def _same_pass(self, other: Chunks[Any]) -> bool:
