@@ -56,20 +56,24 @@ class Case:
         frame = frame_as_it_is(X, Y, scale, self.causal, self.bias)
         return frame.whitened(X, Y, mask)
 
-    def fit(self, xp_array=np.asarray, per_block=1000, room=None):
+    def fit(self, xp_array=np.asarray, per_block=1000, memory_budget=None):
         """The reduced fit at the attention matrices, so many examples to a block.
 
-        All blocks are one chunk in memory; with `room`, the bytes that may be held between two
-        passes, each is a chunk that is read anew in every pass.
+        All blocks are one chunk in memory; with a `memory_budget` in bytes each is a chunk that is
+        read again in every pass.
         """
         posed = self.problem(xp_array)
-        stacked = like(dense.stack(self.attention, self.key_bias), posed.X)
+        theta = like(dense.pack(self.attention, self.key_bias), posed.X)
         n = posed.examples
         cuts = [slice(start, min(n, start + per_block)) for start in range(0, n, per_block)]
         parts = tuple(posed._block(cut) for cut in cuts)
-        spread = InMemory((parts,)) if room is None else read_anew([(part,) for part in parts])
-        cut = replace(posed.cut(self.heads), chunks=spread, room=0 if room is None else room)
-        return varpro.fit(cut, stacked)
+        spread = (
+            InMemory((parts,)) if memory_budget is None else read_anew([(part,) for part in parts])
+        )
+        batches = replace(
+            posed.batches(self.heads), chunks=spread, memory_budget=memory_budget or 0
+        )
+        return varpro.fit(batches, theta)
 
     def options(self):
         """What the oracles take beside the attention matrices."""
@@ -91,15 +95,15 @@ class Case:
         return oracles.reduced_loss(X, Y, self.attention, **self.options(), output_bias=self.bias)
 
     def moved(self, direction, length):
-        """The case at attention matrices moved along a stacked direction."""
-        change, bias_change = unstacked(direction, self.attention.shape[1])
+        """The case at attention matrices moved along a theta direction."""
+        change, bias_change = unpacked(direction, self.attention.shape[1])
         key_bias = self.key_bias if bias_change is None else self.key_bias + length * bias_change
         return replace(self, attention=self.attention + length * change, key_bias=key_bias)
 
     def push(self, direction, weights):
-        """J times a stacked direction by loops, with the projections of a fit."""
+        """J times a theta direction by loops, with the projections of a fit."""
         X, _ = self.whitened()
-        change, bias_change = unstacked(direction, X.shape[2])
+        change, bias_change = unpacked(direction, X.shape[2])
         heads, dim, _ = self.attention.shape
         projection = to_numpy(weights)[: heads * dim].reshape(heads, dim, -1)
         return oracles.output_change(
@@ -107,7 +111,7 @@ class Case:
         )
 
     def reduced_jacobian(self, weights):
-        """The dense (I - H H⁺) J, one column per entry of the stacked attention matrices."""
+        """The dense (I - H H⁺) J, one column per entry of the theta attention matrices."""
         heads, dim, _ = self.attention.shape
         shape = (dim + int(self.bias), heads * dim)
         columns = []
@@ -130,9 +134,9 @@ def flat(spread):
     return [one for chunk in spread.collect() for one in chunk]
 
 
-def unstacked(direction, dim):
+def unpacked(direction, dim):
     """(change of the attention matrices, change of the key biases or None)."""
-    parts = to_numpy(dense.unstack(direction, dim))
+    parts = to_numpy(dense.unpack(direction, dim))
     return parts[:, :dim], (parts[:, dim] if parts.shape[1] > dim else None)
 
 
@@ -257,7 +261,7 @@ def missing_one(xp_array=np.asarray, n=4000, **options):
     layer = AttentionLayer.random(heads=3, dim=8, scale=2.0, seed=1, **options)
     case = solved_case(layer, inputs.boolean(n, 4, 8, seed=2))
     posed = case.problem(xp_array)
-    true = dense.stack(case.attention, case.key_bias)
+    true = dense.pack(case.attention, case.key_bias)
     found = true.copy()
     found[:, 8:16] = np.random.default_rng(5).standard_normal(found[:, 8:16].shape) / 8
-    return posed, varpro.fit(posed.cut(3), xp_array(found)), true
+    return posed, varpro.fit(posed.batches(3), xp_array(found)), true

@@ -195,9 +195,9 @@ class AttentionLayer:
     def _forward(self, X: Array, mask: Array | None, causal: bool) -> Array:
         xp = backend.namespace(X)
         queries = X if self.key_bias is None else dense.with_constant(X)
-        stacked = dense.stack(self.attention, self.key_bias)
+        packed = dense.pack(self.attention, self.key_bias)
         allowed = dense.allowed_pairs(mask, causal, X)
-        rows = dense.features(dense.weights(queries, X, stacked, allowed), X)
+        rows = dense.features(dense.weights(queries, X, packed, allowed), X)
         outputs = rows @ xp.reshape(self.projection, (-1, self.out_dim))
         if self.output_bias is not None:
             outputs = outputs + self.output_bias

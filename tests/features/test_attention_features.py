@@ -22,7 +22,7 @@ def draw(heads=4, bias=0.0, dim=3, depth=1, seed=0, kind=None, longest=5):
 
 def separate(matrices):
     """Heads (D, M·D) one by one, (M, D, D)."""
-    return to_numpy(softmax.unstack(matrices, matrices.shape[0]))
+    return to_numpy(softmax.unpack(matrices, matrices.shape[0]))
 
 
 def by_loops(drawn, X, mask=None):

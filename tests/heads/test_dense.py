@@ -14,15 +14,15 @@ def gaussian(*shape, seed=0):
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_stack_puts_heads_side_by_side_and_unstack_undoes_it(xp_array, bias):
-    theta, key_bias = gaussian(3, 4, 4), gaussian(3, 4)
-    stacked = dense.stack(xp_array(theta), xp_array(key_bias) if bias else None)
-    assert stacked.shape == (5 if bias else 4, 12)
+    attention, key_bias = gaussian(3, 4, 4), gaussian(3, 4)
+    theta = dense.pack(xp_array(attention), xp_array(key_bias) if bias else None)
+    assert theta.shape == (5 if bias else 4, 12)
     for head in range(3):
-        columns = to_numpy(stacked)[:, 4 * head : 4 * head + 4]
-        np.testing.assert_array_equal(columns[:4], theta[head])
+        columns = to_numpy(theta)[:, 4 * head : 4 * head + 4]
+        np.testing.assert_array_equal(columns[:4], attention[head])
         np.testing.assert_array_equal(columns[4:], key_bias[[head]][: len(columns) - 4])
-    back = to_numpy(dense.unstack(stacked, dim=4))
-    np.testing.assert_array_equal(back[:, :4], theta)
+    back = to_numpy(dense.unpack(theta, dim=4))
+    np.testing.assert_array_equal(back[:, :4], attention)
     np.testing.assert_array_equal(back[:, 4:], key_bias[:, None][:, : int(bias)])
 
 
@@ -59,10 +59,10 @@ def test_weights_and_features_match_the_loops(xp_array, sizes, dtype, masked, se
     n, tokens, heads, dim = sizes
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((n, tokens, dim)).astype(dtype)
-    theta = rng.standard_normal((heads, dim, dim)).astype(dtype)
+    attention = rng.standard_normal((heads, dim, dim)).astype(dtype)
     allowed = rng.random((n, tokens, tokens)) < 0.6
-    keys, stacked = xp_array(X), dense.stack(xp_array(theta))
-    weights = dense.weights(keys, keys, stacked, xp_array(allowed) if masked else None)
+    keys, theta = xp_array(X), dense.pack(xp_array(attention))
+    weights = dense.weights(keys, keys, theta, xp_array(allowed) if masked else None)
     features = dense.features(weights, keys)
     assert namespace(features) is namespace(keys)
     assert features.dtype == keys.dtype
@@ -71,7 +71,7 @@ def test_weights_and_features_match_the_loops(xp_array, sizes, dtype, masked, se
     expected = np.zeros((n, tokens, heads, tokens))
     for example, row, head in np.ndindex(n, tokens, heads):
         may = np.flatnonzero(allowed[example, row]) if masked else range(tokens)
-        for key, weight in oracles.attention_row(X[example], row, may, theta[head]).items():
+        for key, weight in oracles.attention_row(X[example], row, may, attention[head]).items():
             expected[example, row, head, key] = weight
     tolerance = 1e-12 if dtype == "f8" else 2e-5
     np.testing.assert_allclose(weights, expected, rtol=0, atol=tolerance)
@@ -81,8 +81,8 @@ def test_weights_and_features_match_the_loops(xp_array, sizes, dtype, masked, se
 
 
 def test_rows_of_weights_sum_to_one_or_to_nothing(xp_array):
-    keys, stacked = xp_array(gaussian(1, 3, 2)), dense.stack(xp_array(gaussian(2, 2, 2)))
+    keys, theta = xp_array(gaussian(1, 3, 2)), dense.pack(xp_array(gaussian(2, 2, 2)))
     allowed = np.array([[[True, True, False], [False, False, False], [False, False, True]]])
-    weights = dense.weights(keys, keys, stacked, xp_array(allowed))
+    weights = dense.weights(keys, keys, theta, xp_array(allowed))
     sums = to_numpy(weights).sum(axis=-1).reshape(3, 2)
     np.testing.assert_allclose(sums, [[1, 1], [0, 0], [1, 1]], rtol=1e-14)

@@ -114,7 +114,7 @@ def test_errors_are_those_of_the_examples_one_by_one(masked):
     held_out = solved(n=7, noise=0.3, masked=masked, bias=True)
     result = certify(case, held_out)
     posed = case.problem()
-    layer = posed.layer(case.fit().stacked, case.fit().weights)
+    layer = posed.layer(case.fit().theta, case.fit().weights)
     outputs = layer(held_out.X, mask=held_out.mask)
     wrong, size = np.zeros(7), np.zeros(7)
     for i, row in oracles.present_rows(7, 3, held_out.mask):

@@ -16,9 +16,9 @@ def refined(layer, X, noise, bias=False, rank=None, mask=None, causal=False, see
     Y = layer(X, mask=mask, causal=causal)
     Y = Y + noise * np.random.default_rng(seed + 500).standard_normal(Y.shape)
     posed = problem.pose(X, Y, mask, causal, bias)
-    stacked = posed.heads_of(layer)
+    theta = posed.heads_of(layer)
     state = levenberg_marquardt.begin(
-        posed.cut(layer.heads), stacked, tangent(stacked, posed.dim, rank)
+        posed.batches(layer.heads), theta, tangent(theta, posed.dim, rank)
     )
     rng = np.random.default_rng(seed)
     for _ in range(steps):
@@ -33,7 +33,7 @@ def bars_of(posed, fit, rank=None, rounding=0.0, seed=0, sharp=1e-9):
 
 def errors_of(posed, fit, layer, X, mask=None):
     """True errors of attention and projection, in the order of the fit's heads."""
-    match = posed.layer(fit.stacked, fit.weights).distance(layer, inputs=X, mask=mask)
+    match = posed.layer(fit.theta, fit.weights).distance(layer, inputs=X, mask=mask)
     assert match.permutation.tolist() == list(range(layer.heads))
     return match.attention, match.projection
 
@@ -107,7 +107,7 @@ def test_a_search_that_ended_early_has_its_error_in_the_bars():
     layer, X = drawn(0)
     posed = problem.pose(X, layer(X), None, False, False)
     away = posed.heads_of(layer) * (1 + 0.02 * np.random.default_rng(0).standard_normal((3, 6)))
-    fit = varpro.fit(posed.cut(2), away)
+    fit = varpro.fit(posed.batches(2), away)
     bars, errors = bars_of(posed, fit), errors_of(posed, fit, layer, X)
     assert (bars.attention > errors[0]).all()
     assert (bars.projection > errors[1]).all()
@@ -118,11 +118,11 @@ def test_bars_are_the_same_on_every_backend(xp_array):
     layer, X = drawn(0)
     posed, fit = refined(layer, X, 1e-3)
     X, Y = posed.X, posed.Y
-    layer = posed.in_whitened_coordinates(fit.stacked, fit.weights)
+    layer = posed.in_whitened_coordinates(fit.theta, fit.weights)
     whole = problem.pose(xp_array(X), xp_array(Y), None, False, False)
     plain = problem.pose(X, Y, None, False, False)
     found, expected = (
-        bars_of(one, varpro.fit(one.cut(2), one.heads_of(layer))) for one in (whole, plain)
+        bars_of(one, varpro.fit(one.batches(2), one.heads_of(layer))) for one in (whole, plain)
     )
     np.testing.assert_allclose(found.attention, expected.attention, rtol=1e-6)
     np.testing.assert_allclose(found.projection, expected.projection, rtol=1e-6)
@@ -208,7 +208,7 @@ def test_a_head_without_projection_has_no_bar_and_the_others_do():
     layer, X = drawn(0, heads=3, n=150)
     layer.projection[1] = 0.0
     posed = problem.pose(X, layer(X), None, False, False)
-    fit = varpro.fit(posed.cut(3), posed.heads_of(layer))
+    fit = varpro.fit(posed.batches(3), posed.heads_of(layer))
     bars = bars_of(posed, fit, rounding=1e-9, sharp=0.0)
     assert np.isinf(bars.attention).tolist() == [False, True, False]
     assert bars.attention[[0, 2]].max() < 1e-6
@@ -236,7 +236,7 @@ def test_bars_of_many_examples_come_from_few_of_them(monkeypatch):
     judged = []
 
     def seen(few, *others):
-        judged.append(few.cut.examples)
+        judged.append(few.batches.examples)
         return sensitivity(few, *others)
 
     monkeypatch.setattr(error_bars, "sensitivity", seen)
@@ -252,7 +252,7 @@ def test_equal_rows_count_once():
     posed, fit = refined(layer, X, 1e-3)
     assert error_bars._copies(posed) == 1.0
     twice = posed.take(np.tile(np.arange(200), 2))
-    again = varpro.fit(twice.cut(2), fit.stacked)
+    again = varpro.fit(twice.batches(2), fit.theta)
     assert error_bars._copies(twice) == 2.0
     plain, doubled = bars_of(posed, fit), bars_of(twice, again)
     np.testing.assert_allclose(doubled.attention, plain.attention, rtol=0.5)

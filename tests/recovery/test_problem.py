@@ -172,14 +172,14 @@ def test_outputs_that_are_all_zero_stay_zero(xp_array):
 def random_heads(posed, heads, seed):
     """Heads (p, m·dim) and weights (F, e) in the coordinates of a problem."""
     rng = np.random.default_rng(seed)
-    stacked = rng.standard_normal((posed.query_dim, heads * posed.dim))
+    theta = rng.standard_normal((posed.query_dim, heads * posed.dim))
     weights = rng.standard_normal((heads * posed.dim + int(posed.constant), posed.out_dim))
-    return like(stacked, posed.X), like(weights, posed.X)
+    return like(theta, posed.X), like(weights, posed.X)
 
 
-def features_of(posed, stacked, heads):
+def features_of(posed, theta, heads):
     """The features of all rows as the fits see them."""
-    parts = [varpro.attend(one, stacked, posed.constant) for one in posed.blocks(heads)]
+    parts = [varpro.attend(one, theta, posed.constant) for one in posed.blocks(heads)]
     return np.concatenate([to_numpy(part.features) for part in parts])
 
 
@@ -187,14 +187,14 @@ def features_of(posed, stacked, heads):
 def test_layer_in_the_callers_coordinates_computes_what_the_features_do(xp_array, case, kind, seed):
     X = tokens_like(case.X, kind)
     posed = pose(xp_array, X, case.Y, case.mask, case.causal, case.bias)
-    stacked, weights = random_heads(posed, case.heads, seed)
-    layer = posed.layer(stacked, weights)
+    theta, weights = random_heads(posed, case.heads, seed)
+    layer = posed.layer(theta, weights)
     sizes = (layer.heads, layer.dim, layer.out_dim)
     assert sizes == (case.heads, case.X.shape[2], case.Y.shape[2])
     assert (layer.key_bias is not None, layer.output_bias is not None) == (case.bias, case.bias)
     mask = None if case.mask is None else xp_array(case.mask)
     outputs = to_numpy(layer(xp_array(X), mask=mask, causal=case.causal))
-    values = features_of(posed, stacked, case.heads) @ to_numpy(weights)
+    values = features_of(posed, theta, case.heads) @ to_numpy(weights)
     values = values.reshape(outputs.shape)
     expected = values * posed.output_scale + to_numpy(posed.output_mean)
     there = np.ones(outputs.shape[:2], dtype=bool) if case.mask is None else case.mask
@@ -207,9 +207,9 @@ def test_layer_in_the_callers_coordinates_computes_what_the_features_do(xp_array
 def test_the_way_back_from_a_layer_is_that_to_it(xp_array, kind, bias):
     case = random_case(5, n=30, dim=3)
     posed = pose(xp_array, tokens_like(case.X @ MIXED, kind), case.Y, bias=bias)
-    stacked, weights = random_heads(posed, 2, seed=1)
-    back = posed.heads_of(posed.layer(stacked, weights))
-    np.testing.assert_allclose(to_numpy(back), to_numpy(stacked), rtol=0, atol=1e-8)
+    theta, weights = random_heads(posed, 2, seed=1)
+    back = posed.heads_of(posed.layer(theta, weights))
+    np.testing.assert_allclose(to_numpy(back), to_numpy(theta), rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("kind", KINDS[:-1])
@@ -222,15 +222,17 @@ def test_no_layer_that_does_the_same_on_the_span_is_smaller(kind):
     orthogonal = np.linalg.svd(X.reshape(-1, 3))[2][np.linalg.matrix_rank(X.reshape(-1, 3)) :]
     outside = posed.span.outside
     rng = np.random.default_rng(0)
-    theta, projection = layer.attention.copy(), layer.projection.copy()
+    attention, projection = layer.attention.copy(), layer.projection.copy()
     for normal in orthogonal:
-        theta = theta + rng.standard_normal((2, 3, 1)) * normal + normal[:, None] * rng.random(3)
+        attention = (
+            attention + rng.standard_normal((2, 3, 1)) * normal + normal[:, None] * rng.random(3)
+        )
         projection = projection + normal[:, None] * rng.standard_normal((2, 1, 2))
     if outside.any():
-        theta = theta + rng.standard_normal((2, 3, 1)) * outside
+        attention = attention + rng.standard_normal((2, 3, 1)) * outside
         apart = rng.standard_normal(2)
         projection = projection + outside[:, None] * np.stack([apart, -apart])[:, None, :]
-    other = AttentionLayer(theta, projection)
+    other = AttentionLayer(attention, projection)
     np.testing.assert_allclose(other(X), layer(X), atol=1e-9)
     assert np.linalg.norm(other.attention) >= np.linalg.norm(layer.attention)
     assert np.linalg.norm(other.projection) >= np.linalg.norm(layer.projection)
@@ -242,9 +244,9 @@ def test_a_layer_goes_there_and_back(bias, kind):
     layer = AttentionLayer.random(heads=2, dim=3, out_dim=4, bias=bias)
     X = tokens_like(random_case(5, n=30, dim=3).X, kind)
     posed = pose(np.asarray, X, layer(X), bias=bias)
-    fit = varpro.fit(posed.cut(2), posed.heads_of(layer))
+    fit = varpro.fit(posed.batches(2), posed.heads_of(layer))
     assert fit.error < 1e-10
-    back = posed.layer(fit.stacked, fit.weights)
+    back = posed.layer(fit.theta, fit.weights)
     for name, array in layer.arrays().items():
         np.testing.assert_allclose(back.arrays()[name], array, atol=1e-8)
 
@@ -264,41 +266,41 @@ def far_away(masked=False, causal=False, seed=6, **options):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_features_with_an_offset_are_those_of_the_loops(masked, causal):
-    posed, stacked = far_away(masked, causal)
+    posed, theta = far_away(masked, causal)
     tokens = posed.X + posed.offset  # x A
-    heads = posed._evened() @ dense.unstack(stacked, posed.dim)
+    heads = posed._evened() @ dense.unpack(theta, posed.dim)
     expected = oracles.attended_tokens(tokens, heads, mask=posed.mask, causal=causal)
-    np.testing.assert_allclose(features_of(posed, stacked, 2), expected, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(features_of(posed, theta, 2), expected, rtol=0, atol=1e-10)
 
 
-def outputs_of(posed, stacked, weights):
-    return features_of(posed, stacked, 2) @ weights
+def outputs_of(posed, theta, weights):
+    return features_of(posed, theta, 2) @ weights
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_products_with_an_offset_are_those_of_finite_differences(masked):
-    posed, stacked = far_away(masked, causal=True)
-    fit = varpro.fit(posed.cut(2), stacked)
+    posed, theta = far_away(masked, causal=True)
+    fit = varpro.fit(posed.batches(2), theta)
     products = jacobian.jacobian(fit)
     rng = np.random.default_rng(0)
-    direction, rows = rng.standard_normal(stacked.shape), rng.standard_normal((36, 2))
+    direction, rows = rng.standard_normal(theta.shape), rng.standard_normal((36, 2))
     step = 1e-6
     ahead, behind = (
-        outputs_of(posed, stacked + sign * step * direction, fit.weights) for sign in (1, -1)
+        outputs_of(posed, theta + sign * step * direction, fit.weights) for sign in (1, -1)
     )
-    (moved,) = flat(products.pushed(direction))
+    (moved,) = flat(products.jvp(direction))
     np.testing.assert_allclose(moved, (ahead - behind) / (2 * step), rtol=0, atol=1e-7)
     if posed.mask is not None:
         rows = rows * posed.mask.reshape(-1, 1)
-    pulled = products.transposed(InMemory(((rows,),)))
-    assert np.sum(pulled * direction) == pytest.approx(np.sum(rows * moved), rel=1e-9)
+    vjp = products.vjp(InMemory(((rows,),)))
+    assert np.sum(vjp * direction) == pytest.approx(np.sum(rows * moved), rel=1e-9)
 
 
 def test_the_gradient_with_an_offset_is_that_of_finite_differences():
-    posed, stacked = far_away()
-    fit = varpro.fit(posed.cut(2), stacked)
-    direction, step = np.random.default_rng(0).standard_normal(stacked.shape), 1e-6
-    losses = [varpro.fit(posed.cut(2), stacked + s * step * direction).loss for s in (1, -1)]
+    posed, theta = far_away()
+    fit = varpro.fit(posed.batches(2), theta)
+    direction, step = np.random.default_rng(0).standard_normal(theta.shape), 1e-6
+    losses = [varpro.fit(posed.batches(2), theta + s * step * direction).loss for s in (1, -1)]
     slope = -2 * np.sum(jacobian.gradient(fit) * direction) / posed.equations
     assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(slope, rel=1e-5)
 
@@ -393,11 +395,13 @@ def fit_with_padding(xp_array, tokens, outputs, causal=False):
     X = np.where(mask[..., None], case.X, tokens)
     Y = np.where(mask[..., None], case.Y, outputs)
     posed = pose(xp_array, X, Y, mask, causal, bias=True)
-    stacked = like(dense.stack(case.attention, case.key_bias), posed.X)
-    fit = varpro.fit(posed.cut(2), stacked)
-    single = like(np.ones(tuple(stacked.shape), dtype=np.float32), stacked)
+    theta = like(dense.pack(case.attention, case.key_bias), posed.X)
+    fit = varpro.fit(posed.batches(2), theta)
+    single = like(np.ones(tuple(theta.shape), dtype=np.float32), theta)
     xp = namespace(single)
-    product = jacobian.jacobian(fit, single=True).normal(xp.astype(single, xp.float32))
+    product = jacobian.jacobian(fit, single=True).gauss_newton_product(
+        xp.astype(single, xp.float32)
+    )
     return fit.loss, to_numpy(jacobian.gradient(fit)), to_numpy(product), posed.output_scale
 
 
@@ -422,7 +426,7 @@ def test_rows_of_padding_do_not_count_for_the_output_bias(xp_array):
     case = random_case(9, n=6, masked=True, bias=True)
     (block,) = case.problem(xp_array).blocks(2)
     np.testing.assert_array_equal(to_numpy(block.counted)[:, 0], case.mask.ravel())
-    stacked = like(dense.stack(case.attention, case.key_bias), block.keys)
-    features = to_numpy(varpro.attend(block, stacked, True).features)
+    theta = like(dense.pack(case.attention, case.key_bias), block.keys)
+    features = to_numpy(varpro.attend(block, theta, True).features)
     assert abs(features[~case.mask.ravel()]).max() == 0
     np.testing.assert_array_equal(features[:, -1], case.mask.ravel())

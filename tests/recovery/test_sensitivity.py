@@ -32,10 +32,10 @@ def solved(n=60, tokens=3, masked=False, causal=False, noise=0.0, **options):
     return replace(case, Y=case.Y + noise * rng.standard_normal(case.Y.shape))
 
 
-def tangent_basis(stacked, dim, rank):
+def tangent_basis(theta, dim, rank):
     """Orthonormal directions that the rank allows, (p·m·d, count)."""
-    tangent = low_rank.tangent(stacked, dim, rank)
-    units = np.eye(stacked.size).reshape(-1, *stacked.shape)
+    tangent = low_rank.tangent(theta, dim, rank)
+    units = np.eye(theta.size).reshape(-1, *theta.shape)
     projector = np.stack([tangent.project(unit).ravel() for unit in units])
     values, vectors = np.linalg.eigh(projector)
     return vectors[:, values > 0.5]
@@ -51,9 +51,9 @@ def with_jacobian(options):
 
 def allowed(case, strengths, rank):
     """A basis of the directions that the rank allows, heads at equal strength."""
-    stacked, dim = case.fit().stacked, case.X.shape[2]
-    units = np.broadcast_to(np.repeat(1 / strengths, dim), stacked.shape).reshape(-1, 1)
-    return units * tangent_basis(stacked, dim, rank)
+    theta, dim = case.fit().theta, case.X.shape[2]
+    units = np.broadcast_to(np.repeat(1 / strengths, dim), theta.shape).reshape(-1, 1)
+    return units * tangent_basis(theta, dim, rank)
 
 
 def look(case, rank=None, seed=0, xp_array=np.asarray):
@@ -92,7 +92,7 @@ def test_solutions_are_those_of_the_normal_equations(way, options):
     found = look(case, rank)
     basis = allowed(case, found.strengths, rank)
     noise = np.random.default_rng(4).standard_normal(len(J))
-    right = (J.T @ noise).reshape(case.fit().stacked.shape)
+    right = (J.T @ noise).reshape(case.fit().theta.shape)
     expected = basis @ (np.linalg.pinv(J @ basis) @ noise)
     solution = np.ravel(found.solve(right.astype(found.products.weights.dtype)))
     within = 1e-6 if way is sensitivity._Dense else 0.6  # errors are known by their size
@@ -124,7 +124,7 @@ def test_strengths_without_s_are_those_of_a_random_direction():
     case = solved()
     fit = case.fit()
     dim = case.X.shape[2]
-    start = np.random.default_rng(1).standard_normal(fit.stacked.shape)
+    start = np.random.default_rng(1).standard_normal(fit.theta.shape)
     scale = sensitivity._head_scales(jacobian.jacobian(fit), start, dim)[0]
     answers = []
     for head in range(fit.heads):
@@ -157,8 +157,8 @@ def test_blocks_without_examples_change_nothing():
     case = solved(bias=True)
     posed = case.problem()
     parts = posed._block(slice(0, 60)), posed._block(slice(60, 60))
-    cut = replace(posed.cut(2), chunks=InMemory((parts,)))
-    fit = varpro.fit(cut, case.fit().stacked)
+    batches = replace(posed.batches(2), chunks=InMemory((parts,)))
+    fit = varpro.fit(batches, case.fit().theta)
     found = sensitivity.sensitivity(fit, None, np.random.default_rng(0))
     np.testing.assert_allclose(found.extremes, look(case).extremes, rtol=1e-9)
 
@@ -177,9 +177,9 @@ def test_small_problems_are_formed_and_large_ones_are_not(monkeypatch):
 def test_rounding_outside_of_the_tangent_space_does_not_grow(monkeypatch):
     layer = AttentionLayer.random(heads=3, dim=16, rank=2, seed=1)
     fit = solved_case(layer, inputs.boolean(400, 3, 16, seed=2)).fit()
-    tangent = low_rank.tangent(fit.stacked, 16, 2)
-    start = tangent.project(np.random.default_rng(0).standard_normal(fit.stacked.shape))
-    scale = np.ones((1, fit.stacked.shape[1]))
+    tangent = low_rank.tangent(fit.theta, 16, 2)
+    start = tangent.project(np.random.default_rng(0).standard_normal(fit.theta.shape))
+    scale = np.ones((1, fit.theta.shape[1]))
     monkeypatch.setattr(sensitivity, "_LANCZOS_ACCURACY", 0.0)  # as many steps as it may take
     smallest = []
     for kind in (np.float32, np.float64):
@@ -242,5 +242,5 @@ def test_solutions_have_no_part_along_free_directions():
     layer = AttentionLayer.random(heads=2, dim=3, seed=1)
     layer.projection[1] = 0.0
     case = solved_case(layer, inputs.gaussian(60, 3, 3, seed=2))
-    solution = look(case).solve(np.ones(case.fit().stacked.shape))
+    solution = look(case).solve(np.ones(case.fit().theta.shape))
     assert abs(solution[:, 3:]).max() < 1e-6 * abs(solution[:, :3]).max()

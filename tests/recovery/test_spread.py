@@ -156,20 +156,20 @@ def test_any_cutting_gives_the_same_sums(data, case):
         sources.source(given), scales, np.arange(0), np.arange(n), case.causal, case.bias
     )
     whole = problem.pose(case.X, case.Y, case.mask, case.causal, case.bias)
-    stacked = dense.stack(case.attention, case.key_bias)
-    expected = varpro.fit(whole.cut(case.heads), stacked)
-    cut = spread.cut(case.heads)
-    room = data.draw(st.sampled_from([0, 8 * cut.rows * cut.dim, cut.room]))
-    found = varpro.fit(replace(cut, room=room), expected.stacked)
-    assert cut.equations == expected.cut.equations
-    assert (cut.rows, cut.examples) == (expected.cut.rows, n)
+    theta = dense.pack(case.attention, case.key_bias)
+    expected = varpro.fit(whole.batches(case.heads), theta)
+    batches = spread.batches(case.heads)
+    room = data.draw(st.sampled_from([0, 8 * batches.rows * batches.dim, batches.memory_budget]))
+    found = varpro.fit(replace(batches, memory_budget=room), expected.theta)
+    assert batches.equations == expected.batches.equations
+    assert (batches.rows, batches.examples) == (expected.batches.rows, n)
     close(found.gram, expected.gram)
     assert found.loss == pytest.approx(expected.loss, rel=1e-9)
     close(jacobian.gradient(found), jacobian.gradient(expected))
-    direction = np.random.default_rng(0).standard_normal(expected.stacked.shape)
+    direction = np.random.default_rng(0).standard_normal(expected.theta.shape)
     close(
-        jacobian.jacobian(found).normal(direction),
-        jacobian.jacobian(expected).normal(direction),
+        jacobian.jacobian(found).gauss_newton_product(direction),
+        jacobian.jacobian(expected).gauss_newton_product(direction),
     )
 
 
@@ -185,14 +185,14 @@ def test_a_chunk_of_which_all_is_held_out_changes_nothing(bias):
     spread = problem.pose_spread(sources.source(given), scales, held_out, rest, False, bias)
     plain = problem.pose(X[rest], Y[rest], None, False, bias)
     heads = np.random.default_rng(2).standard_normal((8 + bias, 16)) / 4
-    stacked = low_rank.nearest(heads, 8, 2)
-    allowed = low_rank.tangent(stacked, 8, 2)
+    theta = low_rank.nearest(heads, 8, 2)
+    allowed = low_rank.tangent(theta, 8, 2)
     found, expected = (
-        varpro.fit(replace(posed.cut(2), room=0), stacked) for posed in (spread, plain)
+        varpro.fit(replace(posed.batches(2), memory_budget=0), theta) for posed in (spread, plain)
     )
     products = [jacobian.jacobian(fit) for fit in (found, expected)]
     close(*(jacobian.gradient(fit, None, allowed) for fit in (found, expected)))
-    close(*(one.curved(allowed, allowed.project(heads)) for one in products))
+    close(*(one.gauss_newton_product(allowed.project(heads), allowed) for one in products))
     preconditioned = [
         preconditioner.answer(fit, one).times(heads, 1.0)
         for fit, one in zip((found, expected), products, strict=True)
@@ -253,16 +253,16 @@ def spread_problem(n=60, heads=3):
 
 def test_blocks_are_held_where_there_is_room_for_them_but_not_for_their_attention(monkeypatch):
     posed, asked = spread_problem()
-    stacked = np.random.default_rng(0).standard_normal((4, 12))
-    whole = varpro.fit(posed.cut(3), stacked)
-    assert isinstance(whole.cut.chunks, InMemory)
+    theta = np.random.default_rng(0).standard_normal((4, 12))
+    whole = varpro.fit(posed.batches(3), theta)
+    assert isinstance(whole.batches.chunks, InMemory)
     assert isinstance(whole.attended, InMemory)
     blocks, attention = 8 * 180 * (4 + 4 + 4 + 3), 8 * 180 * 3 * (4 + 3)
     for room, reads in ((attention, 0), (attention - 1, 0), (blocks, 0), (blocks - 1, 2)):
         monkeypatch.setattr(chunks, "KEPT_BYTES", room)
-        cut = posed.cut(3)
+        batches = posed.batches(3)
         asked.clear()
-        fit = varpro.fit(cut, stacked)
+        fit = varpro.fit(batches, theta)
         assert isinstance(fit.attended, InMemory if room >= attention else Streamed)
         assert min(len(asked), 2) == reads
         assert fit.loss == pytest.approx(whole.loss, rel=1e-12)
@@ -273,18 +273,18 @@ def test_what_is_computed_is_held_by_the_workers(cluster, monkeypatch):
     job = solved("plain")
     whole, _ = posed(job.X, job.Y)
     fitted, _ = posed(*(places.in_dask(array, 54) for array in (job.X, job.Y)))
-    stacked = np.random.default_rng(0).standard_normal((4, 8))
-    expected = varpro.fit(whole.cut(2), stacked)
+    theta = np.random.default_rng(0).standard_normal((4, 8))
+    expected = varpro.fit(whole.batches(2), theta)
     for share in (0.4, 0.0):
         monkeypatch.setattr(dask, "_CLUSTER_SHARE", share)
-        fit = varpro.fit(fitted.cut(2), stacked)
+        fit = varpro.fit(fitted.batches(2), theta)
         held = [len(one.dask) == 1 for one in fit.attended.values]  # nothing left to compute
         assert held == [share > 0] * 3
         assert fit.loss == pytest.approx(expected.loss, rel=1e-12)
         close(fit.weights, expected.weights)
         close(jacobian.gradient(fit), jacobian.gradient(expected))
-        single = jacobian.jacobian(fit, single=True).normal(stacked.astype(np.float32))
+        single = jacobian.jacobian(fit, single=True).gauss_newton_product(theta.astype(np.float32))
         assert single.dtype == np.float32
-        product = jacobian.jacobian(expected).normal(stacked)
+        product = jacobian.jacobian(expected).gauss_newton_product(theta)
         np.testing.assert_allclose(single, product, rtol=0, atol=1e-4 * abs(product).max())
         assert sum(len(rows) for rows in flat(fit.residuals)) == 3 * fitted.examples

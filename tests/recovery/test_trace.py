@@ -10,7 +10,7 @@ def test_the_log_counts_tells_and_ends():
     log = Log(max_steps=2, max_seconds=None, listener=heard.append)
     case = random_case(0, n=60, heads=3)
     state = levenberg_marquardt.begin(
-        case.problem().cut(len(case.attention)), dense.stack(case.attention), None
+        case.problem().batches(len(case.attention)), dense.pack(case.attention), None
     )
     assert not log.spent
     log.add("one", state)
@@ -39,7 +39,7 @@ def test_what_a_phase_measured_is_a_row_like_any_other():
     log.add(
         "start",
         levenberg_marquardt.begin(
-            case.problem().cut(len(case.attention)), dense.stack(case.attention), None
+            case.problem().batches(len(case.attention)), dense.pack(case.attention), None
         ),
     )
     log.measured("phase 1", 0, Measured(examples=500, error=0.25, note="by correlation"))
@@ -71,7 +71,7 @@ def test_steps_have_no_note():
     log.add(
         "start",
         levenberg_marquardt.begin(
-            case.problem().cut(len(case.attention)), dense.stack(case.attention), None
+            case.problem().batches(len(case.attention)), dense.pack(case.attention), None
         ),
     )
     assert log.rows[0].note == ""

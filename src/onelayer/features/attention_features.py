@@ -155,7 +155,7 @@ def _draw_heads(
 ) -> np.ndarray[Any, Any]:
     centre = bias_matrix(bias, positions)
     noise = spread_out(rng, np.ones(heads, bool), used, used) / 2
-    stacked: np.ndarray[Any, Any] = dense.stack(centre + noise)
+    stacked: np.ndarray[Any, Any] = dense.pack(centre + noise)
     return stacked
 
 

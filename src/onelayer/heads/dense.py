@@ -5,8 +5,8 @@ For head i and example X (tokens are rows) the attention of row a is the softmax
     x_a Θ_i x_b + c_i x_b        (c_i is the head's key bias, zero if there is none).
 
 Two choices keep every product large and free of copies. A query row that carries a constant 1
-turns the key bias into one more row of Θ_i. And the heads are stacked as columns, (p, heads·d), so
-that (queries @ stacked) reshaped to (n, tokens·heads, d) lists the rows (a, i) in the order that
+turns the key bias into one more row of Θ_i. And the heads are theta as columns, (p, heads·d), so
+that (queries @ theta) reshaped to (n, tokens·heads, d) lists the rows (a, i) in the order that
 all later products want: scores, attention and features never need a transposed copy.
 """
 
@@ -16,7 +16,7 @@ from onelayer.array import backend
 from onelayer.array.backend import Array
 
 
-def stack(attention: Array, key_bias: Array | None = None) -> Array:
+def pack(attention: Array, key_bias: Array | None = None) -> Array:
     """(m, d, d) and (m, d) -> (p, m·d), p = d or, with a key bias as the last row, d + 1."""
     xp = backend.namespace(attention)
     if key_bias is not None:
@@ -25,11 +25,11 @@ def stack(attention: Array, key_bias: Array | None = None) -> Array:
     return xp.reshape(xp.permute_dims(attention, (1, 0, 2)), (rows, heads * dim))
 
 
-def unstack(stacked: Array, dim: int) -> Array:
-    """(p, m·d) -> (m, p, d): the inverse of `stack`, a key bias left in place as the last row."""
-    xp = backend.namespace(stacked)
-    rows = stacked.shape[0]
-    return xp.permute_dims(xp.reshape(stacked, (rows, -1, dim)), (1, 0, 2))
+def unpack(theta: Array, dim: int) -> Array:
+    """(p, m·d) -> (m, p, d): the inverse of `pack`, a key bias left in place as the last row."""
+    xp = backend.namespace(theta)
+    rows = theta.shape[0]
+    return xp.permute_dims(xp.reshape(theta, (rows, -1, dim)), (1, 0, 2))
 
 
 def with_constant(X: Array) -> Array:
@@ -53,16 +53,16 @@ def allowed_pairs(mask: Array | None, causal: bool, X: Array) -> Array | None:
     return allowed
 
 
-def weights(queries: Array, keys: Array, stacked: Array, allowed: Array | None) -> Array:
+def weights(queries: Array, keys: Array, theta: Array, allowed: Array | None) -> Array:
     """Attention of every row and head, (n, tokens·heads, tokens), rows in the order (a, i).
 
     A row that may attend to no key gets zeros: it attends to nothing.
     """
-    xp = backend.namespace(queries, stacked)
+    xp = backend.namespace(queries, theta)
     n, tokens, rows = queries.shape
     dim = keys.shape[2]
-    heads = stacked.shape[1] // dim
-    projected = xp.reshape(queries, (n * tokens, rows)) @ stacked
+    heads = theta.shape[1] // dim
+    projected = xp.reshape(queries, (n * tokens, rows)) @ theta
     projected = xp.reshape(projected, (n, tokens * heads, dim))
     scores = projected @ backend.transpose(keys)
     if allowed is None:

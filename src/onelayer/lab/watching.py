@@ -111,4 +111,4 @@ def _heads(state: driver.State) -> AttentionLayer | None:
     if state.found is None:
         return None
     fit = state.found.fit
-    return state.fitted.layer(fit.stacked, fit.weights)
+    return state.fitted.layer(fit.theta, fit.weights)

@@ -125,7 +125,7 @@ def certify(
 
 def _errors(fit: Fit, problem: Problem) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Squared error and squared size of the output, example by example."""
-    xp = backend.namespace(fit.stacked)
+    xp = backend.namespace(fit.theta)
     blocks = problem.blocks(fit.heads)
 
     def squares(block: Block, rows: Array) -> np.ndarray[Any, Any]:

@@ -114,13 +114,13 @@ def _at_most(
 ) -> ErrorBars:
     """Bars if all noise were in the direction that is determined worst."""
     frame, (least, most) = fitted.frame, response.extremes
-    total = noise * few.cut.equations**0.5
+    total = noise * few.batches.equations**0.5
     with np.errstate(divide="ignore", invalid="ignore"):
         heads = _MARGIN * total / (least * response.strengths)  # longest that heads may move
         inverse = np.linalg.norm(backend.to_numpy(few.inverse), 2) ** 0.5
         weights = inverse * (total + _MARGIN * most * heads)
         stretch = 1 / fitted.span.deviations.min(initial=np.inf)
-        attention, projection = _on_span(frame, fit.stacked, fit.weights)
+        attention, projection = _on_span(frame, fit.theta, fit.weights)
         sizes = [np.sum(one**2, axis=(1, 2)) ** 0.5 for one in (attention, projection)]
         mean = (1 + np.linalg.norm(fitted.span.mean) ** 2) ** 0.5
         bars = [
@@ -193,10 +193,10 @@ def _thinned(fit: Fit, fitted: AnyProblem, rank: int | None, copies: float, enou
         enough.scores * fit.heads * dim / tokens,
         enough.examples,
     )
-    if copies * wanted > 0.8 * fit.cut.examples:
+    if copies * wanted > 0.8 * fit.batches.examples:
         return fit
     few = fitted.sample(max(1, int(copies * wanted)))
-    return varpro.fit(few.cut(fit.heads), fit.stacked)
+    return varpro.fit(few.batches(fit.heads), fit.theta)
 
 
 def _scale(fit: Fit, few: Fit, fitted: AnyProblem, rank: int | None) -> float:
@@ -207,12 +207,12 @@ def _scale(fit: Fit, few: Fit, fitted: AnyProblem, rank: int | None) -> float:
     if fit is few:
         return 1.0
     unknowns = fitted.unknowns(fit.heads, rank)
-    return float(((few.cut.equations - unknowns) / (fit.cut.equations - unknowns)) ** 0.5)
+    return float(((few.batches.equations - unknowns) / (fit.batches.equations - unknowns)) ** 0.5)
 
 
 def _noise(few: Fit, fitted: AnyProblem, rank: int | None, thinned: bool) -> float:
     """The noise that leaves such residuals; on few examples only the weights are fitted."""
-    equations = few.cut.equations
+    equations = few.batches.equations
     weights = int(few.weights.shape[0] * few.weights.shape[1])
     free = equations - (weights if thinned else fitted.unknowns(few.heads, rank))
     return float(few.error * (equations / free) ** 0.5) if free > 0 else np.inf
@@ -229,29 +229,29 @@ def _flipped(few: Fit, response: Sensitivity, rng: np.random.Generator) -> Chunk
 
 
 def _with_signs(rows: Array, few: Fit, rng: np.random.Generator) -> Array:
-    signs = rng.integers(0, 2, (rows.shape[0] // few.cut.tokens, 1, 1)) * 2.0 - 1.0
-    by_example = backend.namespace(rows).reshape(rows, (-1, few.cut.tokens, rows.shape[1]))
+    signs = rng.integers(0, 2, (rows.shape[0] // few.batches.tokens, 1, 1)) * 2.0 - 1.0
+    by_example = backend.namespace(rows).reshape(rows, (-1, few.batches.tokens, rows.shape[1]))
     return varpro.flattened(by_example * backend.like(signs, rows))
 
 
 def _step_left(fit: Fit, few: Fit, response: Sensitivity) -> tuple[Array, Array] | None:
     """The Gauss-Newton step that the search has not taken."""
-    share = few.cut.equations / fit.cut.equations
+    share = few.batches.equations / fit.batches.equations
     heads = response.solve(jacobian.gradient(fit) * share)
     if heads is None:
         return None
     products = response.products
-    moved = products.pushed(backend.like(heads, products.weights))
+    moved = products.jvp(backend.like(heads, products.weights))
     return heads, -(products.inverse @ _against(products, moved))
 
 
 def _moved(response: Sensitivity, rows: Chunks[Any]) -> tuple[Array, Array] | None:
     """How noise like these rows moves heads and weights; None if that was not found."""
     products = response.products
-    heads = response.solve(products.transposed(products.unexplained(rows)))
+    heads = response.solve(products.vjp(products.unexplained(rows)))
     if heads is None:
         return None
-    left = rows.map(_less, products.pushed(heads))
+    left = rows.map(_less, products.jvp(heads))
     return heads, products.inverse @ _against(products, left)
 
 
@@ -280,7 +280,7 @@ class _Errors:
     def of(cls, frame: Frame, fit: Fit, moved: list[tuple[Array, Array]]) -> _Errors:
         changes = [_on_span(frame, *one) for one in moved]
         attention, projection = (np.stack(each) for each in zip(*changes, strict=True))
-        return cls(attention, projection, _on_span(frame, fit.stacked, fit.weights))
+        return cls(attention, projection, _on_span(frame, fit.theta, fit.weights))
 
     def attention_bars(self, factor: float, count: int) -> np.ndarray[Any, Any]:
         """Bounds (m,) on the strongest so many directions, relative to the heads there."""
@@ -309,8 +309,8 @@ def _bound(
 
 
 def _on_span(
-    frame: Frame, stacked: Array, weights: Array
+    frame: Frame, theta: Array, weights: Array
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Attention (m, r + 1, r) and projection (m, r, e), the latter for outputs at unit size."""
-    theta, key_bias, projection, _ = frame.matrices(stacked, weights / frame.output_scale)
-    return frame.span.attention(theta, key_bias), frame.span.projection(projection)
+    attention, key_bias, projection, _ = frame.matrices(theta, weights / frame.output_scale)
+    return frame.span.attention(attention, key_bias), frame.span.projection(projection)

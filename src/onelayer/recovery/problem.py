@@ -40,7 +40,13 @@ from onelayer.data.sources import Chunk, Source
 from onelayer.heads import dense
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import passes
-from onelayer.recovery.gauss_newton.batches import Block, Cut, anew, groups, numbers_per_row
+from onelayer.recovery.gauss_newton.batches import (
+    Batches,
+    Block,
+    groups,
+    numbers_per_row,
+    recompute,
+)
 from onelayer.span import Span
 
 _ROUNDED = 100  # examples that are looked at to see how tokens were rounded
@@ -105,60 +111,60 @@ class Frame:
         one = backend.like(np.eye(self.dim), nu)
         return one + ((1 + square) ** power - 1) / (square or 1.0) * (nu[:, None] * nu[None, :])
 
-    def layer(self, stacked: Array, weights: Array) -> AttentionLayer:
+    def layer(self, theta: Array, weights: Array) -> AttentionLayer:
         """The layer of least norm that does on the span what these heads and weights do."""
-        theta, key_bias, projection, output_bias = self.matrices(stacked, weights)
+        attention, key_bias, projection, output_bias = self.matrices(theta, weights)
         constant = backend.to_numpy(self.output_mean)
         if self.bias:
-            return AttentionLayer(theta, projection, key_bias, output_bias + constant)
+            return AttentionLayer(attention, projection, key_bias, output_bias + constant)
         if self.constant:
             # n x = 1 for all tokens x: n cᵀ in Θ is a key bias, and n bᵀ in W an output bias.
             normal = self.span.outside / (self.span.outside @ self.span.outside)
-            shared = (output_bias + constant) / theta.shape[0]
-            theta = theta + normal[None, :, None] * key_bias[:, None, :]
+            shared = (output_bias + constant) / attention.shape[0]
+            attention = attention + normal[None, :, None] * key_bias[:, None, :]
             projection = projection + normal[None, :, None] * shared[None, None, :]
-        return AttentionLayer(theta, projection)
+        return AttentionLayer(attention, projection)
 
-    def matrices(self, stacked: Array, weights: Array) -> tuple[Any, Any, Any, Any]:
+    def matrices(self, theta: Array, weights: Array) -> tuple[Any, Any, Any, Any]:
         """Θ (m, d, d), c (m, d), W (m, d, e) and b (e,) of heads and weights, or of their changes.
 
         All four are linear in both, and zero outside of the span. Without biases of the frame c and
         b are zero. In numpy.
         """
         A, mean = backend.to_numpy(self.whitening), backend.to_numpy(self.origin)
-        heads = backend.to_numpy(dense.unstack(stacked, self.dim))
+        heads = backend.to_numpy(dense.unpack(theta, self.dim))
         values = backend.to_numpy(weights) * self.output_scale
         inside, columns = heads[:, : self.dim, :], heads.shape[0] * self.dim
         if self.offset is not None:
             inside = backend.to_numpy(self._evened()) @ inside
-        theta = A @ inside @ A.T
+        attention = A @ inside @ A.T
         projection = A @ values[:columns, :].reshape(-1, self.dim, self.out_dim)
         if not self.constant:
-            return theta, np.zeros(theta.shape[:2]), projection, np.zeros(self.out_dim)
-        key_bias = heads[:, self.dim, :] @ A.T - mean @ theta
-        return theta, key_bias, projection, values[columns, :] - (mean @ projection).sum(axis=0)
+            return attention, np.zeros(attention.shape[:2]), projection, np.zeros(self.out_dim)
+        key_bias = heads[:, self.dim, :] @ A.T - mean @ attention
+        return attention, key_bias, projection, values[columns, :] - (mean @ projection).sum(axis=0)
 
-    def in_whitened_coordinates(self, stacked: Array, weights: Array) -> AttentionLayer:
+    def in_whitened_coordinates(self, theta: Array, weights: Array) -> AttentionLayer:
         """Heads and weights as a layer of whitened tokens, as they are, biases left out."""
-        theta = dense.unstack(stacked, self.dim)[:, : self.dim, :]
-        shape = (theta.shape[0], self.dim, self.out_dim)
-        projection = weights[: theta.shape[0] * self.dim, :]
-        return AttentionLayer(theta, backend.namespace(weights).reshape(projection, shape))
+        attention = dense.unpack(theta, self.dim)[:, : self.dim, :]
+        shape = (attention.shape[0], self.dim, self.out_dim)
+        projection = weights[: attention.shape[0] * self.dim, :]
+        return AttentionLayer(attention, backend.namespace(weights).reshape(projection, shape))
 
     def heads_of(self, layer: AttentionLayer) -> Array:
         """The attention matrices (p, m·dim) of a layer in whitened coordinates."""
-        theta = backend.to_numpy(layer.attention)
+        attention = backend.to_numpy(layer.attention)
         back = np.linalg.pinv(backend.to_numpy(self.whitening))
-        inside = back @ theta @ back.T
+        inside = back @ attention @ back.T
         if self.offset is not None:
             inside = backend.to_numpy(self._evened(0.5)) @ inside
         bias = None
         if self.constant:
-            bias = backend.to_numpy(self.origin) @ theta
+            bias = backend.to_numpy(self.origin) @ attention
             if layer.key_bias is not None:
                 bias = bias + backend.to_numpy(layer.key_bias)
             bias = bias @ back.T
-        return backend.like(dense.stack(inside, bias), self.whitening)
+        return backend.like(dense.pack(inside, bias), self.whitening)
 
     def _bytes_per_example(self, heads: int) -> int:
         """Attention and features of one example."""
@@ -168,9 +174,11 @@ class Frame:
         """The bytes that are held of one example between two passes, if there is room."""
         return 8 * self.tokens * numbers_per_row(heads, self.dim, self.tokens, self.out_dim)
 
-    def _cut(self, spread: Chunks[Any], examples: int, equations: int, room: int) -> Cut:
+    def _batches(
+        self, spread: Chunks[Any], examples: int, equations: int, memory_budget: int
+    ) -> Batches:
         shape = (self.tokens, self.dim, self.out_dim)
-        return Cut(spread, examples, *shape, equations, self.constant, room)
+        return Batches(spread, examples, *shape, equations, self.constant, memory_budget)
 
 
 @dataclass(frozen=True)
@@ -200,13 +208,13 @@ class Problem(Frame):
         """The problem on so many examples, drawn at random."""
         return self.take(np.arange(count))
 
-    def cut(self, heads: int) -> Cut:
+    def batches(self, heads: int) -> Batches:
         """The examples in blocks, all in one chunk if what is computed from them can be held."""
         parts = self.blocks(heads)
         size = self.examples * self._held_per_example(heads)
-        room = chunks.memory_budget(self.X)
-        spread = InMemory((parts,)) if size <= room else anew(groups(parts, size))
-        return self._cut(spread, self.examples, self.equations, room)
+        budget = chunks.memory_budget(self.X)
+        spread = InMemory((parts,)) if size <= budget else recompute(groups(parts, size))
+        return self._batches(spread, self.examples, self.equations, budget)
 
     def blocks(self, heads: int) -> tuple[Block, ...]:
         """The examples in blocks; a single one, empty, where there are no examples."""
@@ -265,17 +273,17 @@ class SpreadProblem(Frame):
         )
         return rest, out
 
-    def cut(self, heads: int) -> Cut:
+    def batches(self, heads: int) -> Batches:
         """The examples in blocks, chunk by chunk, held where they are if there is room."""
         shared = (self.frame, self.held_out, self.device, heads)
         spread = self.source.chunks.map(_cut_chunk, *shared)
-        room = chunks.memory_budget(self.whitening)
-        cut = self._cut(spread, self.examples, self.equations, room)
+        budget = chunks.memory_budget(self.whitening)
+        batches = self._batches(spread, self.examples, self.equations, budget)
         numbers = self.query_dim + self.dim + self.out_dim + self.tokens
-        held = cut.kept(spread, numbers)
-        if held.in_memory and self.examples * self._held_per_example(heads) > room:
-            held = anew(held.values)  # what is computed from them takes more than they do
-        return replace(cut, chunks=held)
+        held = batches.persist(spread, numbers)
+        if held.in_memory and self.examples * self._held_per_example(heads) > budget:
+            held = recompute(held.values)  # what is computed from them takes more than they do
+        return replace(batches, chunks=held)
 
 
 AnyProblem: TypeAlias = Problem | SpreadProblem

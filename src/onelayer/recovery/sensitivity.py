@@ -63,9 +63,9 @@ class Sensitivity(Protocol):
 
 def sensitivity(fit: Fit, rank: int | None, rng: np.random.Generator) -> Sensitivity:
     """That of a fit with attention matrices of this rank."""
-    tangent = low_rank.tangent(fit.stacked, fit.cut.dim, rank)
-    size = math.prod(fit.stacked.shape)
-    operations = float(fit.cut.equations) * size**2
+    tangent = low_rank.tangent(fit.theta, fit.batches.dim, rank)
+    size = math.prod(fit.theta.shape)
+    operations = float(fit.batches.equations) * size**2
     if operations <= _CHEAP:
         return _dense(fit, tangent)
     found = _krylov(fit, tangent, rng)
@@ -93,7 +93,7 @@ class _Dense:
 
 
 def _dense(fit: Fit, tangent: Tangent) -> _Dense:
-    rows, heads, dim = fit.stacked.shape[0], fit.heads, fit.cut.dim
+    rows, heads, dim = fit.theta.shape[0], fit.heads, fit.batches.dim
     formed = _unexplained_jacobian(fit)
     matrix = formed.T @ formed
     # Heads are brought to equal strength: a weak one is not free for being weak.
@@ -102,7 +102,7 @@ def _dense(fit: Fit, tangent: Tangent) -> _Dense:
     unheard = strength <= _UNDETERMINED * strength.max()
     strengths = np.where(unheard, 1.0, strength / (strength.max() or 1.0))
     scale = strengths[of_head]
-    basis = _basis(tangent, fit.stacked)
+    basis = _basis(tangent, fit.theta)
     scaled = matrix / scale / scale[:, None]
     values, vectors = np.linalg.eigh(basis.T @ scaled @ basis)
     largest = max(float(values[-1]), 0.0)
@@ -117,8 +117,8 @@ def _dense(fit: Fit, tangent: Tangent) -> _Dense:
 
 def _unexplained_jacobian(fit: Fit) -> np.ndarray[Any, Any]:
     """QJ, (n·k·e, p·m·d): row a of an example moves by q_a ⊗ Cov_a(x) W_i with head i."""
-    heads, dim = fit.heads, fit.cut.dim
-    blocks = [block for chunk in fit.cut.chunks.collect() for block in chunk]
+    heads, dim = fit.heads, fit.batches.dim
+    blocks = [block for chunk in fit.batches.chunks.collect() for block in chunk]
     attended = [one for chunk in fit.attended.collect() for one in chunk]
     weights = backend.to_numpy(fit.weights)
     projection = weights[: heads * dim, :].reshape(heads, dim, -1)
@@ -137,18 +137,18 @@ def _unexplained_jacobian(fit: Fit) -> np.ndarray[Any, Any]:
     inverse = backend.to_numpy(fit.inverse)
     for _ in range(2):  # once more takes away what the ridge of the inverse leaves
         whole -= features @ (inverse @ (features.T @ whole))
-    return whole.reshape(-1, math.prod(fit.stacked.shape))
+    return whole.reshape(-1, math.prod(fit.theta.shape))
 
 
-def _basis(tangent: Tangent, stacked: Array) -> np.ndarray[Any, Any]:
+def _basis(tangent: Tangent, theta: Array) -> np.ndarray[Any, Any]:
     """Orthonormal directions (p·m·d, count) of a tangent space."""
-    size = math.prod(stacked.shape)
+    size = math.prod(theta.shape)
     if tangent.left is None:
         return np.eye(size)
-    one = np.eye(size).reshape(size, *stacked.shape)
-    columns = [backend.to_numpy(tangent.project(backend.like(each, stacked))) for each in one]
+    one = np.eye(size).reshape(size, *theta.shape)
+    columns = [backend.to_numpy(tangent.project(backend.like(each, theta))) for each in one]
     _, vectors = np.linalg.eigh(np.stack(columns).reshape(size, size))
-    return np.asarray(vectors[:, size - tangent.directions(stacked) :])
+    return np.asarray(vectors[:, size - tangent.directions(theta) :])
 
 
 # Never formed
@@ -181,8 +181,8 @@ class _Krylov:
 
 
 def _krylov(fit: Fit, tangent: Tangent, rng: np.random.Generator) -> _Krylov:
-    dim = fit.cut.dim
-    start = tangent.project(backend.like(rng.standard_normal(fit.stacked.shape), fit.stacked))
+    dim = fit.batches.dim
+    start = tangent.project(backend.like(rng.standard_normal(fit.theta.shape), fit.theta))
     full = jacobian.jacobian(fit)
     scale = _head_scales(full, start, dim)
     products, small = jacobian.jacobian(fit, single=True), backend.single
@@ -217,15 +217,15 @@ def _head_scales(products: Jacobian, start: Array, dim: int) -> Array:
     for head in range(start.shape[1] // dim):
         only = backend.like((columns == head).astype(float)[None], start)
         alone = start * only
-        size = jacobian.squared_size(products.pushed(alone))
+        size = jacobian.squared_size(products.jvp(alone))
         answers.append(size / (backend.squared_norm(alone) or 1.0))
     strength = np.sqrt(np.array(answers) / (max(answers) or 1.0))
     return backend.like(strength[columns][None], start)
 
 
-def _head_sums(stacked: Array, dim: int) -> np.ndarray[Any, Any]:
+def _head_sums(theta: Array, dim: int) -> np.ndarray[Any, Any]:
     """The sum of squares of each head's part of a (p, m·d) array."""
-    parts = backend.to_numpy(stacked).reshape(stacked.shape[0], -1, dim)
+    parts = backend.to_numpy(theta).reshape(theta.shape[0], -1, dim)
     return np.asarray(np.sum(parts**2, axis=(0, 2)))
 
 
@@ -235,14 +235,14 @@ def _separable(fit: Fit) -> np.ndarray[Any, Any]:
     The head's block of (HᵀH)⁻¹ is the inverse of the part of its features that the others do not
     explain: large where next to nothing is left.
     """
-    dim = fit.cut.dim
+    dim = fit.batches.dim
     inverse = backend.to_numpy(varpro.ridged_inverse(fit))
     left = [
         1 / np.linalg.norm(inverse[i * dim : (i + 1) * dim, i * dim : (i + 1) * dim], 2)
         for i in range(fit.heads)
     ]
     # Whitened tokens: features that nothing else explains have mean squares of about 1/tokens.
-    return np.array(left) / fit.cut.rows > 10 * varpro.SINGULAR_RIDGE
+    return np.array(left) / fit.batches.rows > 10 * varpro.SINGULAR_RIDGE
 
 
 def _extreme_eigenvalues(
@@ -264,7 +264,7 @@ def _extreme_eigenvalues(
     diagonal: list[float] = []
     beside: list[float] = []
     while True:
-        image = products.curved(tangent, xp.reshape(basis[-1, :], shape) * units)
+        image = products.gauss_newton_product(xp.reshape(basis[-1, :], shape) * units, tangent)
         image = xp.reshape(image * units, (size,))  # units are alike for all of a head
         diagonal.append(float(xp.sum(image * basis[-1, :])))
         for _ in range(2):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from onelayer.recovery.gauss_newton.levenberg_marquardt import State
+from onelayer.recovery.gauss_newton.levenberg_marquardt import SolverState
 from onelayer.recovery.gauss_newton.varpro import Fit
 
 
@@ -52,7 +52,7 @@ class Log:
     rows: list[TraceRow] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
 
-    def add(self, stage: str, state: State, held_out_error: float | None = None) -> None:
+    def add(self, stage: str, state: SolverState, held_out_error: float | None = None) -> None:
         """A row for a state after a step or, with its held-out error, after a stage."""
         fit = state.fit
         if self.keep is not None:
@@ -62,7 +62,7 @@ class Log:
                 step=len(self.rows),
                 stage=stage,
                 heads=fit.heads,
-                examples=fit.cut.examples,
+                examples=fit.batches.examples,
                 error=fit.error,
                 damping=state.damping,
                 products=state.products if held_out_error is None else 0,

@@ -18,8 +18,8 @@ def seen(case, xp_array=np.asarray, held_out=100):
     posed = case.problem(xp_array)
     training = posed.take(np.arange(held_out, posed.examples))
     other = posed.take(np.arange(held_out))
-    stacked = like(dense.stack(case.attention, case.key_bias), posed.X)
-    fit = varpro.fit(training.cut(case.heads), stacked)
+    theta = like(dense.pack(case.attention, case.key_bias), posed.X)
+    fit = varpro.fit(training.batches(case.heads), theta)
     return fit, training.blocks(case.heads), other.blocks(case.heads)
 
 

@@ -50,7 +50,7 @@ def test_answers_are_those_of_single_heads(xp_array, variant):
     answer = preconditioner.answer(fit, jacobian.jacobian(fit))
     expected = answers_by_loops(case, fit.weights)
     rng = np.random.default_rng(0)
-    direction = rng.standard_normal(fit.stacked.shape)
+    direction = rng.standard_normal(fit.theta.shape)
     dim = case.X.shape[2]
     values, vectors = np.linalg.eigh(expected)
     mean = values.mean(axis=1, keepdims=True)
@@ -59,8 +59,8 @@ def test_answers_are_those_of_single_heads(xp_array, variant):
         return
     values = np.maximum(values, 1e-3 * mean)
     matrices = (vectors * values[:, None, :]) @ vectors.transpose(0, 2, 1)
-    there = dense.stack(dense.unstack(direction, dim) @ matrices)
-    found = answer.times(like(direction, fit.stacked), 1.0)
+    there = dense.pack(dense.unpack(direction, dim) @ matrices)
+    found = answer.times(like(direction, fit.theta), 1.0)
     assert_close(found, there, 1e-4)
     assert_close(answer.times(found, -1.0), direction, 1e-6)
 

@@ -5,14 +5,14 @@ from cases import random_case
 
 from onelayer.heads import dense
 from onelayer.recovery.gauss_newton import levenberg_marquardt
-from onelayer.recovery.gauss_newton.stopping import Ending, Ends
+from onelayer.recovery.gauss_newton.stopping import Ending, StoppingRule
 
 
 def at(error, **changes):
     """A state in the middle of a stage."""
     case = random_case(0, n=30)
     state = levenberg_marquardt.begin(
-        case.problem().cut(len(case.attention)), dense.stack(case.attention)
+        case.problem().batches(len(case.attention)), dense.pack(case.attention)
     )
     return replace(state, fit=replace(state.fit, loss=error**2), **{"gain": 0.5, **changes})
 
@@ -22,11 +22,11 @@ def losses(*errors):
 
 
 def test_a_stage_goes_on_while_steps_help():
-    assert Ends(1e-12).ending(at(0.1), losses(0.4, 0.2, 0.1)) is None
+    assert StoppingRule(1e-12).ending(at(0.1), losses(0.4, 0.2, 0.1)) is None
 
 
 def test_a_stage_ends_at_its_target():
-    assert Ends(0.2).ending(at(0.1), losses(0.4, 0.1)) is Ending.REACHED
+    assert StoppingRule(0.2).ending(at(0.1), losses(0.4, 0.1)) is Ending.REACHED
 
 
 @pytest.mark.parametrize(
@@ -35,34 +35,34 @@ def test_a_stage_ends_at_its_target():
 def test_what_rounding_leaves_is_exact_once_steps_gain_little(gain, ending):
     state = at(4e-13, gain=gain, single=False)
     seen = losses(1e-3, 1e-9, 4e-13)
-    assert Ends(3e-13, exact=1e-10).ending(state, seen) is ending
-    assert Ends(3e-13).ending(state, seen) is None  # not where steps are cheap
+    assert StoppingRule(3e-13, exact=1e-10).ending(state, seen) is ending
+    assert StoppingRule(3e-13).ending(state, seen) is None  # not where steps are cheap
     rounded = replace(state, single=True)  # a finer solve may gain more
-    assert Ends(3e-13, exact=1e-10).ending(rounded, seen) is None
+    assert StoppingRule(3e-13, exact=1e-10).ending(rounded, seen) is None
 
 
 def test_a_stage_ends_where_no_step_helps():
-    assert Ends(1e-12).ending(at(0.1, damping=1e9), losses(0.2, 0.1)) is Ending.STATIONARY
+    assert StoppingRule(1e-12).ending(at(0.1, damping=1e9), losses(0.2, 0.1)) is Ending.STATIONARY
     still = at(0.1, gain=1e-9, damping=1e-4)
-    assert Ends(1e-12).ending(still, losses(0.1, 0.1)) is Ending.STATIONARY
+    assert StoppingRule(1e-12).ending(still, losses(0.1, 0.1)) is Ending.STATIONARY
 
 
 def test_an_eager_stage_is_left_sooner():
     slow = losses(0.104, 0.103, 0.102, 0.101, 0.1)
-    assert Ends(1e-12).ending(at(0.1), slow) is None
-    assert Ends(1e-12, eager=True).ending(at(0.1), slow) is Ending.STUCK
+    assert StoppingRule(1e-12).ending(at(0.1), slow) is None
+    assert StoppingRule(1e-12, eager=True).ending(at(0.1), slow) is Ending.STUCK
     crawl = losses(0.115, 0.112, 0.109, 0.106, 0.103, 0.1)
-    assert Ends(1e-12, eager=True).ending(at(0.1), crawl) is Ending.STUCK
+    assert StoppingRule(1e-12, eager=True).ending(at(0.1), crawl) is Ending.STUCK
     dear = at(0.1, products=levenberg_marquardt.MOST_PRODUCTS + 1)
-    assert Ends(1e-12, eager=True).ending(dear, losses(0.4, 0.1)) is Ending.STUCK
-    assert Ends(1e-12).ending(dear, losses(0.4, 0.1)) is None
+    assert StoppingRule(1e-12, eager=True).ending(dear, losses(0.4, 0.1)) is Ending.STUCK
+    assert StoppingRule(1e-12).ending(dear, losses(0.4, 0.1)) is None
 
 
 def test_near_a_fit_even_an_eager_stage_is_patient():
     slow = losses(1.02e-6, 1.01e-6, 1e-6)
-    assert Ends(1e-12, eager=True).ending(at(1e-6), slow) is None
+    assert StoppingRule(1e-12, eager=True).ending(at(1e-6), slow) is None
 
 
 def test_patience_ends():
     slow = losses(*[0.12 - 0.001 * i for i in range(14)])
-    assert Ends(1e-12).ending(at(0.107), slow) is Ending.STUCK
+    assert StoppingRule(1e-12).ending(at(0.107), slow) is Ending.STUCK

@@ -24,21 +24,21 @@ VARIANTS = [
 
 
 def direction_for(fit, seed=0):
-    """A random direction of the stacked attention matrices, as numpy and in the fit's namespace."""
-    direction = np.random.default_rng(seed).standard_normal(fit.stacked.shape)
-    return direction, like(direction, fit.stacked)
+    """A random direction of the theta attention matrices, as numpy and in the fit's namespace."""
+    direction = np.random.default_rng(seed).standard_normal(fit.theta.shape)
+    return direction, like(direction, fit.theta)
 
 
-def pushed(fit, direction, single=False):
+def jvp(fit, direction, single=False):
     """J times a direction, all blocks below one another."""
-    moved = jacobian.jacobian(fit, single=single).pushed(direction)
+    moved = jacobian.jacobian(fit, single=single).jvp(direction)
     return np.concatenate([to_numpy(part) for part in flat(moved)])
 
 
 def split(fit, rows):
     """Rows for all examples, cut as the fit's blocks are, in one chunk."""
-    cuts = np.cumsum([block.outputs.shape[0] for block in flat(fit.cut.chunks)])[:-1]
-    return InMemory((tuple(like(part, fit.stacked) for part in np.split(rows, cuts)),))
+    cuts = np.cumsum([block.outputs.shape[0] for block in flat(fit.batches.chunks)])[:-1]
+    return InMemory((tuple(like(part, fit.theta) for part in np.split(rows, cuts)),))
 
 
 def assert_close(actual, expected, relative=1e-9):
@@ -76,7 +76,7 @@ def test_loss_is_that_of_least_squares_even_where_weights_are_not_determined(cas
 def test_residuals_are_outputs_less_what_the_weights_explain(xp_array, case):
     fit = case.fit(xp_array)
     total = 0.0
-    parts = (flat(spread) for spread in (fit.cut.chunks, fit.attended, fit.residuals))
+    parts = (flat(spread) for spread in (fit.batches.chunks, fit.attended, fit.residuals))
     for block, attended, residual in zip(*parts, strict=True):
         explained = to_numpy(attended.features) @ to_numpy(fit.weights)
         assert_close(residual, to_numpy(block.outputs) - explained, 1e-6)
@@ -91,7 +91,7 @@ def test_residuals_are_outputs_less_what_the_weights_explain(xp_array, case):
 def test_push_matches_the_loops(xp_array, case, seed):
     fit = case.fit(xp_array)
     direction, array = direction_for(fit, seed)
-    assert_close(pushed(fit, array), case.push(direction, fit.weights))
+    assert_close(jvp(fit, array), case.push(direction, fit.weights))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -101,7 +101,7 @@ def test_push_matches_finite_differences_of_the_forward_pass(variant):
     direction, _ = direction_for(fit)
     step = 1e-5
     ahead, behind = (case.moved(direction, s).features() @ fit.weights for s in (step, -step))
-    assert_close(pushed(fit, direction), (ahead - behind) / (2 * step), 1e-7)
+    assert_close(jvp(fit, direction), (ahead - behind) / (2 * step), 1e-7)
 
 
 @given(case=small_cases(), seed=st.integers(0, 99))
@@ -111,11 +111,11 @@ def test_pull_is_the_transpose_of_push(xp_array, case, seed):
     outputs = np.random.default_rng(seed).standard_normal(
         (case.X.shape[0] * case.X.shape[1], case.Y.shape[2])
     )
-    pulled = jacobian.jacobian(fit).transposed(split(fit, outputs))
-    assert tuple(pulled.shape) == direction.shape
-    there = np.sum(pushed(fit, array) * outputs)
-    back = np.sum(direction * to_numpy(pulled))
-    size = np.linalg.norm(pushed(fit, array)) * np.linalg.norm(outputs)
+    vjp = jacobian.jacobian(fit).vjp(split(fit, outputs))
+    assert tuple(vjp.shape) == direction.shape
+    there = np.sum(jvp(fit, array) * outputs)
+    back = np.sum(direction * to_numpy(vjp))
+    size = np.linalg.norm(jvp(fit, array)) * np.linalg.norm(outputs)
     assert back == pytest.approx(there, abs=1e-12 + 1e-11 * size)
 
 
@@ -128,7 +128,7 @@ def test_normal_product_is_the_dense_one(xp_array, variant):
     expected = (J.T @ (J @ direction.ravel())).reshape(direction.shape)
     # Looser where features coincide (one token): then the weights themselves are large.
     relative = 1e-9 if case.X.shape[1] > 1 else 1e-3
-    assert_close(jacobian.jacobian(fit).normal(array), expected, relative)
+    assert_close(jacobian.jacobian(fit).gauss_newton_product(array), expected, relative)
     assert case.X.shape[1] == 1 or abs(expected).max() > 1e-2
 
 
@@ -137,10 +137,10 @@ def test_normal_product_is_symmetric_and_not_negative(case, seed):
     fit = case.fit()
     products = jacobian.jacobian(fit)
     first, second = (direction_for(fit, s)[0] for s in (seed, seed + 1))
-    images = products.normal(first), products.normal(second)
-    scale = 1e-12 + np.linalg.norm(pushed(fit, first)) * np.linalg.norm(pushed(fit, second))
+    images = products.gauss_newton_product(first), products.gauss_newton_product(second)
+    scale = 1e-12 + np.linalg.norm(jvp(fit, first)) * np.linalg.norm(jvp(fit, second))
     assert np.sum(images[0] * second) == pytest.approx(np.sum(images[1] * first), abs=1e-5 * scale)
-    assert np.sum(images[0] * first) >= -1e-5 * (1e-12 + np.linalg.norm(pushed(fit, first)) ** 2)
+    assert np.sum(images[0] * first) >= -1e-5 * (1e-12 + np.linalg.norm(jvp(fit, first)) ** 2)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -167,14 +167,14 @@ def test_gradient_is_the_same_on_every_backend(xp_array, case):
 @pytest.mark.parametrize("per_block", [1, 5])
 def test_size_of_the_blocks_does_not_matter(xp_array, variant, per_block):
     case = random_case(4, n=12, **variant)
-    whole, cut = case.fit(xp_array), case.fit(xp_array, per_block)
-    assert [len(flat(fit.cut.chunks)) for fit in (whole, cut)] == [1, -(-12 // per_block)]
+    whole, parts = case.fit(xp_array), case.fit(xp_array, per_block)
+    assert [len(flat(fit.batches.chunks)) for fit in (whole, parts)] == [1, -(-12 // per_block)]
     _, array = direction_for(whole)
-    assert cut.loss == pytest.approx(whole.loss, rel=1e-12)
-    assert_close(cut.weights, to_numpy(whole.weights))
-    assert_close(jacobian.gradient(cut), to_numpy(jacobian.gradient(whole)))
-    assert_close(pushed(cut, array), pushed(whole, array))
-    products = [jacobian.jacobian(fit).normal(array) for fit in (whole, cut)]
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
+    assert_close(parts.weights, to_numpy(whole.weights))
+    assert_close(jacobian.gradient(parts), to_numpy(jacobian.gradient(whole)))
+    assert_close(jvp(parts, array), jvp(whole, array))
+    products = [jacobian.jacobian(fit).gauss_newton_product(array) for fit in (whole, parts)]
     assert_close(products[1], to_numpy(products[0]))
     assert abs(to_numpy(products[0])).max() > 0
 
@@ -182,17 +182,20 @@ def test_size_of_the_blocks_does_not_matter(xp_array, variant, per_block):
 def same_with_less_room(xp_array, room, single):
     """Two fits of the same examples, of which the second holds so many bytes, compared."""
     case = random_case(4, n=12, masked=True, bias=True)
-    kept, again = case.fit(xp_array, per_block=5), case.fit(xp_array, per_block=5, room=room)
-    direction = like(direction_for(kept)[0], kept.stacked)
+    kept, again = (
+        case.fit(xp_array, per_block=5),
+        case.fit(xp_array, per_block=5, memory_budget=room),
+    )
+    direction = like(direction_for(kept)[0], kept.theta)
     if single:
         direction = namespace(direction).astype(direction, namespace(direction).float32)
     products = [jacobian.jacobian(fit, single=single) for fit in (kept, again)]
-    first, second = (product.normal(direction) for product in products)
+    first, second = (product.gauss_newton_product(direction) for product in products)
     assert second.dtype == direction.dtype
     within = 1e-5 if single else 1e-12
     assert_close(second, to_numpy(first), within)
     assert abs(to_numpy(first)).max() > 0.1
-    sizes = [jacobian.squared_size(product.pushed(direction)) for product in products]
+    sizes = [jacobian.squared_size(product.jvp(direction)) for product in products]
     assert sizes[1] == pytest.approx(sizes[0], rel=within)
     assert again.loss == kept.loss
     np.testing.assert_array_equal(to_numpy(again.weights), to_numpy(kept.weights))
@@ -213,7 +216,7 @@ def test_what_is_not_kept_in_memory_is_computed_again(xp_array, single):
 @pytest.mark.parametrize("single", [False, True])
 def test_what_there_is_room_for_is_kept_beside_chunks_that_are_read_again(xp_array, single):
     again, products = same_with_less_room(xp_array, 2**20, single)
-    assert isinstance(again.cut.chunks, Streamed)
+    assert isinstance(again.batches.chunks, Streamed)
     for spread in (again.attended, again.residuals, products.attended):
         assert isinstance(spread, InMemory)
         assert len(spread) == 3
@@ -231,8 +234,8 @@ def test_some_is_kept_where_there_is_room_for_that_alone(xp_array):
 def test_squared_size_is_that_of_the_push(xp_array):
     fit = random_case(4, n=12).fit(xp_array, per_block=5)
     _, array = direction_for(fit)
-    size = jacobian.squared_size(jacobian.jacobian(fit).pushed(array))
-    assert size == pytest.approx(np.sum(pushed(fit, array) ** 2), rel=1e-10)
+    size = jacobian.squared_size(jacobian.jacobian(fit).jvp(array))
+    assert size == pytest.approx(np.sum(jvp(fit, array) ** 2), rel=1e-10)
 
 
 @pytest.mark.parametrize(("out_dim", "narrow"), [(5, False), (40, True)])
@@ -244,8 +247,8 @@ def test_in_float32_nothing_is_held_that_has_no_room(out_dim, narrow):
     whole = case.fit()
     expected = to_numpy(jacobian.gradient(whole))
     for room, *held in [(blocks, narrow, False), (computed, True, True)]:
-        cut = case.fit(per_block=10, room=room).cut
-        fit = varpro.fit(cut, whole.stacked, single=True)
+        batches = case.fit(per_block=10, memory_budget=room).batches
+        fit = varpro.fit(batches, whole.theta, single=True)
         products = jacobian.jacobian(fit)
         assert [isinstance(one, InMemory) for one in (fit.attended, products.images)] == held
         assert fit.loss == pytest.approx(whole.loss, rel=1e-4)
@@ -257,9 +260,11 @@ def test_mixtures_of_the_outputs_give_the_same_products_on_average(xp_array, bia
     fit = random_case(4, n=12, dim=3, out_dim=5, bias=bias).fit(xp_array, per_block=5)
     _, array = direction_for(fit)
     products, rng = jacobian.jacobian(fit), np.random.default_rng(0)
-    expected = to_numpy(products.normal(array))
-    assert_close(products.sketched(5, rng).normal(array), expected)  # mixed, and none left out
-    few = [to_numpy(products.sketched(2, rng).normal(array)) for _ in range(400)]
+    expected = to_numpy(products.gauss_newton_product(array))
+    assert_close(
+        products.sketched(5, rng).gauss_newton_product(array), expected
+    )  # mixed, and none left out
+    few = [to_numpy(products.sketched(2, rng).gauss_newton_product(array)) for _ in range(400)]
     assert products.sketched(2, rng).weights.shape[1] == 2
     spread = np.std(few, axis=0) / 20
     assert abs(np.mean(few, axis=0) - expected).max() < 4.5 * spread.max()
@@ -271,7 +276,7 @@ def test_many_tokens_are_no_other_case(tokens):
     case = random_case(5, n=3, tokens=tokens, heads=1, causal=True)
     fit = case.fit()
     direction, _ = direction_for(fit)
-    assert_close(pushed(fit, direction), case.push(direction, fit.weights))
+    assert_close(jvp(fit, direction), case.push(direction, fit.weights))
 
 
 @pytest.mark.parametrize("variant", VARIANTS[:-1])
@@ -281,11 +286,11 @@ def test_single_precision_is_close_to_double(xp_array, variant):
     _, array = direction_for(fit)
     xp = namespace(array)
     single = xp.astype(array, xp.float32)
-    assert pushed(fit, single, single=True).dtype == np.float32
-    assert_close(pushed(fit, single, single=True), pushed(fit, array), 1e-5)
-    product = jacobian.jacobian(fit, single=True).normal(single)
+    assert jvp(fit, single, single=True).dtype == np.float32
+    assert_close(jvp(fit, single, single=True), jvp(fit, array), 1e-5)
+    product = jacobian.jacobian(fit, single=True).gauss_newton_product(single)
     assert product.dtype == xp.float32
-    assert_close(product, to_numpy(jacobian.jacobian(fit).normal(array)), 1e-4)
+    assert_close(product, to_numpy(jacobian.jacobian(fit).gauss_newton_product(array)), 1e-4)
 
 
 # The cost of dropping a head
@@ -331,7 +336,7 @@ def test_equal_heads_fit_as_well_as_one_of_them(xp_array):
     assert fit.loss == pytest.approx(one.loss(), abs=1e-9)
     assert np.isfinite(to_numpy(fit.weights)).all()
     _, array = direction_for(fit)
-    assert np.isfinite(to_numpy(jacobian.jacobian(fit).normal(array))).all()
+    assert np.isfinite(to_numpy(jacobian.jacobian(fit).gauss_newton_product(array))).all()
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -343,7 +348,7 @@ def test_tokens_that_are_all_zero_explain_nothing_but_a_bias(xp_array, bias):
     left = Y - Y.mean(axis=(0, 1)) * bias
     assert fit.loss == pytest.approx(float(np.mean(left**2)), rel=1e-9)
     _, array = direction_for(fit)
-    assert abs(to_numpy(jacobian.jacobian(fit).normal(array))).max() == 0
+    assert abs(to_numpy(jacobian.jacobian(fit).gauss_newton_product(array))).max() == 0
     assert abs(to_numpy(jacobian.gradient(fit))).max() == 0
 
 
@@ -358,7 +363,7 @@ def test_one_token_attends_to_itself_whatever_the_attention(xp_array):
     fit = case.fit(xp_array)
     direction, array = direction_for(fit)
     size = abs(to_numpy(fit.weights)).max()
-    assert abs(pushed(fit, array)).max() < 1e-14 * size
+    assert abs(jvp(fit, array)).max() < 1e-14 * size
     moved = case.moved(direction, 1.0).fit(xp_array)
     assert moved.loss == pytest.approx(fit.loss, abs=1e-9)
     assert case.loss() == pytest.approx(fit.loss, abs=1e-9)
@@ -368,7 +373,7 @@ def test_one_token_attends_to_itself_whatever_the_attention(xp_array):
 def test_a_fit_in_single_precision_is_close_to_one_in_double(xp_array, variant):
     case = random_case(3, **{"n": 40, **variant})
     fit, expected = (
-        varpro.fit(case.fit(xp_array).cut, case.fit(xp_array).stacked, single=single)
+        varpro.fit(case.fit(xp_array).batches, case.fit(xp_array).theta, single=single)
         for single in (True, False)
     )
     assert fit.single

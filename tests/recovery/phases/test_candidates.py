@@ -211,9 +211,9 @@ def test_two_equal_candidates_are_no_trouble():
 
 def test_heads_at_coordinates_stand_side_by_side(xp_array):
     posed, space, coordinates = noise_problem(0, 3, xp_array=xp_array)
-    stacked = candidates.stack(space, coordinates, posed)
-    assert namespace(stacked) is namespace(posed.X)
-    heads = to_numpy(dense.unstack(stacked, 2))
+    theta = candidates.stack(space, coordinates, posed)
+    assert namespace(theta) is namespace(posed.X)
+    heads = to_numpy(dense.unpack(theta, 2))
     for head, z in zip(heads, coordinates, strict=True):
         expected = space.centre + sum(x * axis for x, axis in zip(z, space.basis, strict=True))
         np.testing.assert_allclose(head.ravel(), expected, rtol=0, atol=1e-14)
@@ -222,7 +222,7 @@ def test_heads_at_coordinates_stand_side_by_side(xp_array):
 @pytest.mark.parametrize(("heads", "seed"), [(2, 0), (2, 1), (3, 2)])
 def test_normal_equations_have_the_slopes_of_the_reduced_loss(xp_array, heads, seed):
     posed, space, coordinates = noise_problem(seed, heads, xp_array=xp_array)
-    fit = varpro.fit(posed.cut(heads), candidates.stack(space, coordinates, posed))
+    fit = varpro.fit(posed.batches(heads), candidates.stack(space, coordinates, posed))
     directions = candidates._directions(space, posed)
     _, gradient = candidates._normal_equations(fit, directions)
     assert gradient.shape == (heads * (heads - 1),)
@@ -239,7 +239,7 @@ def test_normal_equations_have_the_slopes_of_the_reduced_loss(xp_array, heads, s
 @pytest.mark.parametrize("heads", [2, 3])
 def test_normal_equations_have_the_curvature_of_the_reduced_loss_where_nothing_is_left(heads):
     posed, _, space, coordinates = posed_layer(heads=heads, n=60, dim=2)
-    fit = varpro.fit(posed.cut(heads), candidates.stack(space, coordinates, posed))
+    fit = varpro.fit(posed.batches(heads), candidates.stack(space, coordinates, posed))
     normal, gradient = candidates._normal_equations(fit, candidates._directions(space, posed))
     np.testing.assert_allclose(normal, normal.T, rtol=0, atol=1e-8 * abs(normal).max())
     assert abs(gradient).max() < 1e-8 * abs(normal).max()
@@ -260,7 +260,7 @@ def test_refinement_lowers_the_loss_and_stays_in_the_space(xp_array, monkeypatch
     after = squares_left(posed, space, refined)
     assert after < 0.999 * before
     assert fit.loss * posed.equations == pytest.approx(after, rel=1e-8)
-    points = to_numpy(dense.unstack(fit.stacked, 2)).reshape(heads, -1)
+    points = to_numpy(dense.unpack(fit.theta, 2)).reshape(heads, -1)
     np.testing.assert_allclose(points, space.points(refined), rtol=0, atol=1e-12)
     away = points - space.centre
     assert abs(away - (away @ space.basis.T) @ space.basis).max() < 1e-12 * abs(away).max()
@@ -321,7 +321,7 @@ def test_heads_are_found_on_every_backend(xp_array, monkeypatch):
     monkeypatch.setattr(candidates, "_REFINED", 1)
     posed, other, space, coordinates = posed_layer(n=120, xp_array=xp_array)
     found = candidates.solve(space, box(space, 6.0), posed, other)
-    assert namespace(found.fit.stacked) is namespace(posed.X)
+    assert namespace(found.fit.theta) is namespace(posed.X)
     ends = np.sort(found.coordinates.ravel()), np.sort(coordinates.ravel())
     np.testing.assert_allclose(*ends, rtol=0, atol=1e-6)
 
@@ -351,8 +351,8 @@ def test_refinement_starts_at_the_tuples_with_the_least_losses(monkeypatch):
 
     def refine(space, start, fitted):
         starts.append(start)
-        stacked = candidates.stack(space, start, fitted)
-        return start, varpro.fit(fitted.cut(2), stacked)
+        theta = candidates.stack(space, start, fitted)
+        return start, varpro.fit(fitted.batches(2), theta)
 
     monkeypatch.setattr(candidates, "refine_inside", refine)
     monkeypatch.setattr(candidates, "_MOST_PER_AXIS", 6)

@@ -72,7 +72,7 @@ def distance(layer, state, centre, basis):
 def head_error(layer, state):
     """(attention, projection): the largest relative errors of the heads that were found."""
     fit = state.found.fit
-    match = state.fitted.layer(fit.stacked, fit.weights).to(np.zeros(1)).distance(layer)
+    match = state.fitted.layer(fit.theta, fit.weights).to(np.zeros(1)).distance(layer)
     return match.attention.max(), match.projection.max()
 
 
@@ -265,7 +265,7 @@ def test_heads_are_found_in_a_space_that_contains_them(xp_array, monkeypatch):
     state = replace(state, space=space, sculpture=sculpture_around(space))
     state, measured = driver.solved(state)
     assert state.refusal is None
-    assert namespace(state.found.fit.stacked) is namespace(state.examples.whitening)
+    assert namespace(state.found.fit.theta) is namespace(state.examples.whitening)
     assert max(head_error(layer, state)) < 1e-5
     assert measured.error < 1e-5
 
@@ -339,7 +339,7 @@ def test_phases_run_on_other_backends(small, backend):
     assert [row.stage for row in rows] == [row.stage for row in expected]
     errors = [[row.error for row in trace] for trace in (rows, expected)]
     np.testing.assert_allclose(*errors, rtol=1e-4)
-    assert namespace(state.found.fit.stacked) is namespace(as_array(X))
+    assert namespace(state.found.fit.theta) is namespace(as_array(X))
     assert namespace(state.sum.projection_sum) is namespace(as_array(X))
 
 

@@ -43,7 +43,7 @@ def test_a_checkpoint_is_the_layer_that_was_found(path):
 
 def fit_with(error, fit, examples=400):
     """A fit as if it had this error on so many examples."""
-    return replace(fit, loss=error**2, cut=replace(fit.cut, examples=examples))
+    return replace(fit, loss=error**2, batches=replace(fit.batches, examples=examples))
 
 
 @pytest.fixture
@@ -107,9 +107,9 @@ def test_the_way_back_to_whitened_coordinates(xp_array, bias):
     layer, X, Y = examples(bias=bias)
     X = X * [1.0, 2.0, 0.5, 3.0]
     posed = problem.pose(xp_array(X), xp_array(Y), None, False, bias)
-    fit = varpro.fit(posed.cut(2), posed.heads_of(layer))
-    back = posed.heads_of(posed.layer(fit.stacked, fit.weights))
-    np.testing.assert_allclose(to_numpy(back), to_numpy(fit.stacked), atol=1e-12)
+    fit = varpro.fit(posed.batches(2), posed.heads_of(layer))
+    back = posed.heads_of(posed.layer(fit.theta, fit.weights))
+    np.testing.assert_allclose(to_numpy(back), to_numpy(fit.theta), atol=1e-12)
 
 
 # Going on

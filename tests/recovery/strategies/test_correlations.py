@@ -20,9 +20,9 @@ VARIANTS = [{}, {"bias": True}, {"causal": True}, {"masked": True}, {"out_dim": 
 
 def parts_of(case, xp_array=np.asarray):
     """The parts of a case's examples, with its outputs as rows."""
-    cut = case.problem(xp_array).cut(1)
-    rows = cut.chunks.map(lambda blocks: tuple(block.outputs for block in blocks))
-    return flat(cut.chunks.map(correlations._parts, rows))
+    batches = case.problem(xp_array).batches(1)
+    rows = batches.chunks.map(lambda blocks: tuple(block.outputs for block in blocks))
+    return flat(batches.chunks.map(correlations._parts, rows))
 
 
 def tensor(case):
@@ -55,9 +55,9 @@ def test_products_are_those_of_the_tensor(xp_array, case):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_span_has_the_strongest_directions_of_the_tensor(xp_array, variant):
     case = random_case(3, **{"n": 40, "dim": 4, "tokens": 3, "out_dim": 4, **variant})
-    cut = case.problem(xp_array).cut(1)
-    rows = cut.chunks.map(lambda blocks: tuple(block.outputs for block in blocks))
-    found = correlations.span(cut, 2, np.random.default_rng(0), rows)
+    batches = case.problem(xp_array).batches(1)
+    rows = batches.chunks.map(lambda blocks: tuple(block.outputs for block in blocks))
+    found = correlations.span(batches, 2, np.random.default_rng(0), rows)
     left, strengths, _ = np.linalg.svd(tensor(case), full_matrices=False)
     np.testing.assert_allclose(found.strengths, strengths[:2], rtol=0.02)
     shares = np.linalg.norm(to_numpy(found.directions) @ left[:, :4], axis=1)
@@ -66,18 +66,20 @@ def test_the_span_has_the_strongest_directions_of_the_tensor(xp_array, variant):
 
 def test_listeners_hear_how_far_it_is():
     heard = []
-    cut = random_case(3).problem().cut(1)
-    correlations.span(cut, 1, np.random.default_rng(0), told=heard.append)
+    batches = random_case(3).problem().batches(1)
+    correlations.span(batches, 1, np.random.default_rng(0), told=heard.append)
     assert heard == [0.0, 0.2, 0.4, 0.6, 0.8]
 
 
 def test_the_span_is_the_same_chunk_by_chunk():
     case = random_case(5, n=12, dim=3, masked=True, bias=True)
     posed = case.problem()
-    cut = posed.cut(1)
+    batches = posed.batches(1)
     parts = [posed.take(np.arange(i, i + 4)).blocks(1) for i in (0, 4, 8)]
-    apart = replace(cut, chunks=read_anew(parts), room=0)
-    whole, spread = (correlations.span(one, 2, np.random.default_rng(0)) for one in (cut, apart))
+    apart = replace(batches, chunks=read_anew(parts), memory_budget=0)
+    whole, spread = (
+        correlations.span(one, 2, np.random.default_rng(0)) for one in (batches, apart)
+    )
     np.testing.assert_allclose(spread.strengths, whole.strengths, rtol=1e-4)
 
 
@@ -88,9 +90,9 @@ def test_the_span_is_the_same_chunk_by_chunk():
 def test_what_is_linear_in_the_tokens_is_taken_out(xp_array, variant):
     case = random_case(1, **{"n": 60, "dim": 2, "tokens": 3, **variant})
     posed = case.problem(xp_array)
-    cut = posed.cut(1)
-    left = flat(correlations._not_linear(cut))
-    blocks = flat(cut.chunks)
+    batches = posed.batches(1)
+    left = flat(correlations._not_linear(batches))
+    blocks = flat(batches.chunks)
     features = np.concatenate([to_numpy(correlations._linear(block)) for block in blocks])
     rows = np.concatenate([to_numpy(row) for row in left])
     outputs = np.concatenate([to_numpy(block.outputs) for block in blocks])
@@ -104,8 +106,8 @@ def test_padding_is_in_no_correlation():
     X, Y = rng.standard_normal((2, 30, 4, 3))
     mask = random_mask(rng, 30, 4)
     filled = np.where(mask[:, :, None], X, 1e3)
-    cuts = [problem.pose(x, Y, mask, False, False).cut(1) for x in (X, filled)]
-    spans = [correlations.span(cut, 1, np.random.default_rng(1)) for cut in cuts]
+    cuts = [problem.pose(x, Y, mask, False, False).batches(1) for x in (X, filled)]
+    spans = [correlations.span(one, 1, np.random.default_rng(1)) for one in cuts]
     np.testing.assert_allclose(spans[0].strengths, spans[1].strengths, rtol=1e-6)
 
 
@@ -130,7 +132,7 @@ def test_directions_are_projected_on_the_span(xp_array):
     basis = to_numpy(span.directions)
     flat_once = correlations._flat(once, 3)
     np.testing.assert_allclose(flat_once, correlations._flat(direction, 3) @ basis.T @ basis)
-    moved, same = allowed.moved(xp_array(direction), xp_array(once))
+    moved, same = allowed.retract(xp_array(direction), xp_array(once))
     np.testing.assert_allclose(to_numpy(moved), direction + once)
     assert same is allowed
 
@@ -139,14 +141,17 @@ def test_directions_are_projected_on_the_span(xp_array):
 def test_products_within_the_span_are_those_of_whole_matrices(xp_array, variant):
     case = random_case(3, **{"n": 25, "dim": 4, "heads": 3, **variant})
     fit = case.fit(xp_array, per_block=7)
-    span = correlations.span(fit.cut, 2, np.random.default_rng(0))
-    allowed = correlations.within(span, fit.cut)
+    span = correlations.span(fit.batches, 2, np.random.default_rng(0))
+    allowed = correlations.within(span, fit.batches)
     products = jacobian.jacobian(fit)
     direction = allowed.project(
-        like(np.random.default_rng(1).standard_normal(fit.stacked.shape), fit.stacked)
+        like(np.random.default_rng(1).standard_normal(fit.theta.shape), fit.theta)
     )
     pairs = [
-        (products.curved(allowed, direction), products.normal(direction)),
+        (
+            products.gauss_newton_product(direction, allowed),
+            products.gauss_newton_product(direction),
+        ),
         (jacobian.gradient(fit, products, allowed), jacobian.gradient(fit)),
     ]
     for found, whole in pairs:
@@ -170,7 +175,7 @@ def test_the_heads_of_a_layer_are_in_the_span(bias, where):
     layer = AttentionLayer.random(heads=3, dim=12, rank=3, scale=2.0, seed=0, bias=bias)
     X = getattr(inputs, where)(4000, 4, 12, seed=1)
     posed = problem.pose(X, layer(X), None, False, bias)
-    span = correlations.span(posed.cut(3), 3, np.random.default_rng(0))
+    span = correlations.span(posed.batches(3), 3, np.random.default_rng(0))
     assert (np.diff(span.strengths) <= 0).all()
     heads = correlations._flat(posed.heads_of(layer), 12)
     inside = np.linalg.norm(heads @ span.directions.T, axis=1) / np.linalg.norm(heads, axis=1)

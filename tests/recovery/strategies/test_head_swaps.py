@@ -13,10 +13,10 @@ from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.strategies import head_swaps
 
 
-def heads_kept(case, stacked):
+def heads_kept(case, theta):
     """Which of the case's heads are left, by their attention matrices."""
-    left = dense.unstack(to_numpy(stacked), 3)
-    full = dense.unstack(dense.stack(case.attention, case.key_bias), 3)
+    left = dense.unpack(to_numpy(theta), 3)
+    full = dense.unpack(dense.pack(case.attention, case.key_bias), 3)
     return [next(i for i in range(len(full)) if np.array_equal(full[i], head)) for head in left]
 
 
@@ -59,14 +59,14 @@ def test_pruning_drops_the_cheapest_head_at_each_turn(options):
 
 def test_nothing_is_pruned_where_there_is_nothing_to_spare():
     fit = solved(heads=2).fit()
-    assert head_swaps.prune(fit, 2) is fit.stacked
+    assert head_swaps.prune(fit, 2) is fit.theta
 
 
 def test_of_a_head_found_twice_one_is_dropped_in_float32_too():
     case = solved(heads=2)
     case = replace(case, attention=np.concatenate([case.attention, case.attention[:1]]))
     fit = case.fit()
-    fit = varpro.fit(fit.cut, fit.stacked, single=True)
+    fit = varpro.fit(fit.batches, fit.theta, single=True)
     assert min(varpro.cost_of_dropping(fit)) >= 0
     _, dropped = head_swaps.without_cheapest(fit)
     assert dropped in (0, 2)
@@ -84,7 +84,7 @@ def missing(posed, fit, rank=None):
 def test_a_missing_head_takes_the_place_of_an_idle_one(xp_array, options, few):
     posed, fit, true = missing_one(xp_array, **options)
     if few:
-        fit = varpro.fit(posed.sample(300).cut(3), fit.stacked)
+        fit = varpro.fit(posed.sample(300).batches(3), fit.theta)
     repaired = to_numpy(head_swaps.repaired(fit, missing(posed, fit, options.get("rank"))))
     assert repaired.shape == true.shape
     np.testing.assert_array_equal(repaired[:, :8], true[:, :8])
@@ -98,5 +98,5 @@ def test_nothing_is_repaired_where_nothing_is_missing():
     posed, _, true = missing_one()
     noise = np.random.default_rng(0).standard_normal(posed.Y.shape)
     noisy = replace(posed, Y=posed.Y + 1e-3 * noise)
-    fit = varpro.fit(noisy.cut(3), true)
+    fit = varpro.fit(noisy.batches(3), true)
     assert head_swaps.repaired(fit, missing(noisy, fit)) is None

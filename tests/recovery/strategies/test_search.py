@@ -27,13 +27,13 @@ def test_a_stage_is_repaired_and_goes_on_to_the_end(monkeypatch):
     monkeypatch.setattr(search, "_LARGE", 0.0)
     stuck = iter([True])  # at once, and then never again
     monkeypatch.setattr(stopping, "_halted", lambda _: next(stuck, False))
-    outcome = setting.repaired_stage("start", fit.stacked)
+    outcome = setting.repaired_stage("start", fit.theta)
     assert outcome.ending is Ending.REACHED
     stages = [row.stage for row in setting.log.rows]
     assert stages[0] == "start"
     assert stages[-1] == "start, a head replaced"
-    left = dense.unstack(to_numpy(outcome.state.fit.stacked), 8)
-    for head in dense.unstack(true, 8):
+    left = dense.unpack(to_numpy(outcome.state.fit.theta), 8)
+    for head in dense.unpack(true, 8):
         assert min(np.linalg.norm(head - one) for one in left) < 1e-9
 
 
@@ -44,7 +44,7 @@ def test_a_stage_that_fits_its_few_examples_alone_is_left(monkeypatch):
     monkeypatch.setattr(search, "_LARGE", 0.0)
     setting, fit, _ = searching()
     few = setting.problem.sample(30)
-    outcome = setting.stage("few", fit.stacked, problem=few, eager=True)
+    outcome = setting.stage("few", fit.theta, problem=few, eager=True)
     assert outcome.ending is Ending.OVERFITTED
     error = outcome.state.fit.error
     assert varpro.held_out_error(outcome.state.fit, setting.held_out) > 3 * error > 3e-3
@@ -55,9 +55,9 @@ def test_an_exact_fit_to_few_examples_is_the_end_of_a_large_search(monkeypatch):
     setting, _, true = searching()
     monkeypatch.setattr(search, "_LARGE", 0.0)
     near = true * (1 + 1e-3 * np.random.default_rng(1).standard_normal(true.shape))
-    outcome = setting.run("start", near, 3, levenberg_marquardt.BRISK)
+    outcome = setting.run("start", near, 3, levenberg_marquardt.FAST)
     assert outcome.ending is Ending.REACHED
-    assert outcome.state.fit.cut.examples < 200
+    assert outcome.state.fit.batches.examples < 200
     assert not outcome.state.fit.single
     assert {row.stage for row in setting.log.rows} == {"start, few examples"}
 
@@ -66,9 +66,9 @@ def test_when_time_is_spent_the_fit_to_few_examples_is_the_end(monkeypatch):
     monkeypatch.setattr(search, "_LARGE", 0.0)
     setting, fit, _ = searching()
     setting.log.max_seconds = 1e-9
-    outcome = setting.run("start", fit.stacked, 3, levenberg_marquardt.BRISK)
+    outcome = setting.run("start", fit.theta, 3, levenberg_marquardt.FAST)
     assert outcome.ending is Ending.BUDGET
-    assert outcome.state.fit.cut.examples < setting.problem.examples
+    assert outcome.state.fit.batches.examples < setting.problem.examples
     assert {row.stage for row in setting.log.rows} == {"start, few examples"}
 
 
@@ -77,8 +77,8 @@ def test_an_exact_fit_to_few_examples_that_others_do_not_have_is_none(monkeypatc
     monkeypatch.setattr(search, "_LARGE", 0.0)
     off = np.random.default_rng(0).standard_normal(setting.held_out.Y.shape)
     setting.held_out = replace(setting.held_out, Y=setting.held_out.Y + 1e-6 * off)
-    outcome = setting.run("start", true, 3, levenberg_marquardt.BRISK)
-    assert outcome.state.fit.cut.examples == setting.problem.examples
+    outcome = setting.run("start", true, 3, levenberg_marquardt.FAST)
+    assert outcome.state.fit.batches.examples == setting.problem.examples
 
 
 # Errors
@@ -91,7 +91,7 @@ def test_held_out_error_is_relative_to_the_outputs(xp_array, masked):
     assert varpro.held_out_error(fit, case.problem(xp_array)) < 1e-12
     case.Y[:] += np.random.default_rng(0).standard_normal(case.Y.shape)
     posed = case.problem(xp_array)
-    expected = posed.layer(fit.stacked, fit.weights)(
+    expected = posed.layer(fit.theta, fit.weights)(
         xp_array(case.X), mask=None if case.mask is None else xp_array(case.mask)
     )
     gap = to_numpy(expected) - case.Y

@@ -314,7 +314,7 @@ def _part(fit: Fit, block: Block) -> Sample:
     n, tokens, _ = block.keys.shape
     shape = (n, tokens, block.outputs.shape[1])
     (residual,) = varpro.residuals_on(fit, [block])
-    attention = varpro.attend(block, fit.stacked, fit.cut.output_bias).attention
+    attention = varpro.attend(block, fit.theta, fit.batches.output_bias).attention
     allowed = np.ones((1, tokens, tokens))
     if block.allowed is not None:
         allowed = backend.to_numpy(block.allowed).astype(np.float64)

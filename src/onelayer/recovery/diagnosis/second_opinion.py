@@ -17,7 +17,7 @@ from onelayer.recovery import problem
 from onelayer.recovery.diagnosis import suspicions
 from onelayer.recovery.diagnosis.suspicions import Suspicion
 from onelayer.recovery.gauss_newton import levenberg_marquardt, varpro
-from onelayer.recovery.gauss_newton.stopping import Outcome
+from onelayer.recovery.gauss_newton.stopping import StageOutcome
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.problem import Problem
 from onelayer.recovery.strategies.search import Search
@@ -63,7 +63,7 @@ class SecondOpinion:
         """Whether the examples look like those of another model than was asked for."""
         return any(one.kind in _ANOTHER_MODEL for one in self.suspicions or [])
 
-    def improved(self, search: Search, outcome: Outcome) -> Outcome:
+    def improved(self, search: Search, outcome: StageOutcome) -> StageOutcome:
         """The outcome, a better one of the same model, or that it is a misfit."""
         fit = outcome.state.fit
         if search.noise_remains(fit):
@@ -108,7 +108,9 @@ class SecondOpinion:
         n = len(self.given.source)
         return self.given.source.rows(np.unique(np.linspace(0, n - 1, count).astype(int)))
 
-    def _tried(self, search: Search, outcome: Outcome, bias: bool, causal: bool) -> Outcome:
+    def _tried(
+        self, search: Search, outcome: StageOutcome, bias: bool, causal: bool
+    ) -> StageOutcome:
         """What comes of a trial with these options; the outcome itself if it is no better."""
         heads = outcome.state.fit.heads
         added = {"bias": bias and not self.bias, "causal": causal and not self.causal}
@@ -121,8 +123,8 @@ class SecondOpinion:
             return outcome
         before = varpro.held_out_error(outcome.state.fit, search.held_out)
         for _ in range(_STARTS):
-            gait = levenberg_marquardt.BRISK
-            found = trial.run(f"trial with {name}", trial.start(heads, gait), heads, gait)
+            policy = levenberg_marquardt.FAST
+            found = trial.run(f"trial with {name}", trial.start(heads, policy), heads, policy)
             left = varpro.held_out_error(found.state.fit, held_out)
             after = left * fitted.output_scale / search.problem.output_scale
             trusted = left < _OVERFITTED * max(found.state.fit.error, _EXACT)
@@ -134,16 +136,16 @@ class SecondOpinion:
     def _compared(
         self,
         search: Search,
-        outcome: Outcome,
-        found: Outcome,
+        outcome: StageOutcome,
+        found: StageOutcome,
         fitted: Problem,
         name: str,
         errors: tuple[float, float],
-    ) -> Outcome:
+    ) -> StageOutcome:
         """The heads of a trial tried without its options: as good as with them, or a misfit."""
         fit, (before, after) = found.state.fit, errors
-        stacked = search.problem.heads_of(fitted.layer(fit.stacked, fit.weights))
-        without = search.stage(f"heads of the trial with {name}", stacked)
+        theta = search.problem.heads_of(fitted.layer(fit.theta, fit.weights))
+        without = search.stage(f"heads of the trial with {name}", theta)
         left = varpro.held_out_error(without.state.fit, search.held_out)
         if without.solved or left < max(after / _CLEARLY, _EXACT):
             return without

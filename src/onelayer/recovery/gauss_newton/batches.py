@@ -34,7 +34,7 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class Batches:
     """The examples of a problem in blocks that suit the working arrays of so many heads."""
 
     chunks: Chunks[Any]  # of tuples of blocks
@@ -44,15 +44,15 @@ class Cut:
     out_dim: int
     equations: int
     output_bias: bool
-    room: int  # bytes that may be held between two passes
+    memory_budget: int  # bytes that may be held between two passes
 
     @property
     def rows(self) -> int:
         return self.examples * self.tokens
 
-    def kept(self, values: Any, numbers: int, itemsize: int = 8) -> Any:
+    def persist(self, values: Any, numbers: int, itemsize: int = 8) -> Any:
         """Values of so many numbers a row, held for the next pass if there is room for them."""
-        return values.persist(float(itemsize) * self.rows * numbers, self.room)
+        return values.persist(float(itemsize) * self.rows * numbers, self.memory_budget)
 
     def in_single(self, heads: int) -> Chunks[Any]:
         """The blocks in float32, for what is computed from them for so many heads.
@@ -60,10 +60,10 @@ class Cut:
         Held, what is computed from them would be held too: they are not if that has no room.
         """
         blocks = self.chunks.map(_in_single)
-        held = self.kept(blocks, 2 * self.dim + 1 + self.out_dim, 4)
+        held = self.persist(blocks, 2 * self.dim + 1 + self.out_dim, 4)
         if held.in_memory and not self.chunks.in_memory:
             size = 4 * self.rows * numbers_per_row(heads, self.dim, self.tokens, self.out_dim)
-            return held if size <= self.room else anew(held.values)
+            return held if size <= self.memory_budget else recompute(held.values)
         spread: Chunks[Any] = held
         return spread
 
@@ -94,7 +94,7 @@ def groups(parts: tuple[Block, ...], size: int) -> list[tuple[Block, ...]]:
     return [parts[i : i + step] for i in range(0, len(parts), step)]
 
 
-def anew(groups: Sequence[tuple[Block, ...]]) -> Streamed[Any]:
+def recompute(groups: Sequence[tuple[Block, ...]]) -> Streamed[Any]:
     """Blocks in memory as chunks that are worked on one after the other, and anew in every pass."""
 
     def read(positions: Sequence[int]) -> Iterator[tuple[Block, ...]]:

@@ -19,7 +19,7 @@ from onelayer.array.blocks import sum_over
 from onelayer.data.chunks import Chunks
 from onelayer.heads import dense
 from onelayer.recovery.gauss_newton import varpro
-from onelayer.recovery.gauss_newton.batches import Block, Cut
+from onelayer.recovery.gauss_newton.batches import Batches, Block
 from onelayer.recovery.gauss_newton.varpro import Attended, Fit
 
 # With few keys a sum over them is faster as a product with a matrix of ones.
@@ -29,13 +29,13 @@ _FEW_KEYS = 16
 class Directions(Protocol):
     """Where heads (p, m·d) may go: directions are projected, and steps stay among such heads.
 
-    `pushed` is J times an allowed direction, and `pulled` Jᵀ times rows, projected.
+    `jvp` is J times an allowed direction, and `vjp` Jᵀ times rows, projected.
     """
 
     def project(self, direction: Array) -> Array: ...
-    def pushed(self, products: Jacobian, direction: Array) -> Chunks[Any]: ...
-    def pulled(self, products: Jacobian, rows: Chunks[Any]) -> Array: ...
-    def moved(self, stacked: Array, direction: Array) -> tuple[Array, Self]: ...
+    def jvp(self, products: Jacobian, direction: Array) -> Chunks[Any]: ...
+    def vjp(self, products: Jacobian, rows: Chunks[Any]) -> Array: ...
+    def retract(self, theta: Array, direction: Array) -> tuple[Array, Self]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,33 +46,31 @@ class Jacobian:
     changes of attention are summed up over them, with k products where W_i itself would take d.
     """
 
-    cut: Cut
+    batches: Batches
     blocks: Chunks[Any]
     attended: Chunks[Any]
     images: Chunks[Any]
     weights: Array
     inverse: Array
 
-    def transposed(self, rows: Chunks[Any]) -> Array:
+    def vjp(self, rows: Chunks[Any]) -> Array:
         """Jᵀ u."""
         return self.blocks.map(_pull, self.attended, self.images, rows).reduce(operator.add)
 
-    def normal(self, direction: Array) -> Array:
-        """S dΘ = Jᵀ (I - H (HᵀH)⁻¹ Hᵀ) J dΘ."""
-        return self.transposed(self.unexplained(self.pushed(direction)))
+    def gauss_newton_product(self, direction: Array, allowed: Directions | None = None) -> Array:
+        """S dΘ = Jᵀ (I - H (HᵀH)⁻¹ Hᵀ) J dΘ, projected on the allowed directions if given."""
+        if allowed is None:
+            return self.vjp(self.unexplained(self.jvp(direction)))
+        return allowed.vjp(self, self.unexplained(allowed.jvp(self, direction)))
 
-    def curved(self, allowed: Directions, direction: Array) -> Array:
-        """S times an allowed direction, projected on the allowed ones."""
-        return allowed.pulled(self, self.unexplained(allowed.pushed(self, direction)))
-
-    def pushed(self, direction: Array) -> Chunks[Any]:
+    def jvp(self, direction: Array) -> Chunks[Any]:
         """J dΘ: (p, m·d) -> (n·k, e) for every block."""
         moved: Chunks[Any] = self.blocks.map(_push, self.attended, self.images, direction)
         return moved
 
     def unexplained(self, moved: Chunks[Any]) -> Chunks[Any]:
         """(I - H (HᵀH)⁻¹ Hᵀ) u: what no change of the weights can undo."""
-        moved = varpro.kept_rows(self.cut, moved, self.weights)
+        moved = varpro.kept_rows(self.batches, moved, self.weights)
         undone = self.inverse @ self.attended.map(varpro.against_features, moved).reduce(
             operator.add
         )
@@ -89,7 +87,7 @@ class Jacobian:
         mixtures, _ = np.linalg.qr(rng.standard_normal((outputs, count)))
         mixtures = mixtures * (outputs / count) ** 0.5
         weights = self.weights @ backend.like(mixtures, self.weights)
-        return _with_images(self.cut, self.blocks, self.attended, weights, self.inverse)
+        return _with_images(self.batches, self.blocks, self.attended, weights, self.inverse)
 
 
 def squared_size(moved: Chunks[Any]) -> float:
@@ -157,7 +155,7 @@ def _side_by_side(weights: Array, heads: int, dim: int) -> Array:
     """The projections W_i (d, m·e) out of weights (F, e)."""
     one_below_the_other = weights[: heads * dim, :]
     xp = backend.namespace(weights)
-    return dense.stack(xp.reshape(one_below_the_other, (heads, dim, weights.shape[1])))
+    return dense.pack(xp.reshape(one_below_the_other, (heads, dim, weights.shape[1])))
 
 
 def _images(blocks: Sequence[Block], side_by_side: Array, heads: int) -> tuple[Array, ...]:
@@ -209,26 +207,28 @@ def jacobian(fit: Fit, single: bool = False) -> Jacobian:
 
     Those at a fit in float32 are always so.
     """
-    cut, blocks, attended = fit.cut, fit.cut.chunks, fit.attended
+    batches, blocks, attended = fit.batches, fit.batches.chunks, fit.attended
     weights, inverse = fit.weights, fit.inverse
     if single or fit.single:
         weights, inverse = backend.single(weights), backend.single(inverse)
-        blocks = cut.in_single(fit.heads)
+        blocks = batches.in_single(fit.heads)
         if attended.recomputed:  # not held: computed anew, and rather in float32
-            attended = varpro.attended_at(cut, blocks, backend.single(fit.stacked))
+            attended = varpro.attended_at(batches, blocks, backend.single(fit.theta))
         elif not fit.single:
-            attended = cut.kept(attended.map(_single_attended), varpro.per_row(cut, fit.heads), 4)
-    return _with_images(cut, blocks, attended, weights, inverse)
+            attended = batches.persist(
+                attended.map(_single_attended), varpro.per_row(batches, fit.heads), 4
+            )
+    return _with_images(batches, blocks, attended, weights, inverse)
 
 
 def _with_images(
-    cut: Cut, blocks: Chunks[Any], attended: Chunks[Any], weights: Array, inverse: Array
+    batches: Batches, blocks: Chunks[Any], attended: Chunks[Any], weights: Array, inverse: Array
 ) -> Jacobian:
     """The products with these weights, tokens projected by them."""
-    heads = (int(weights.shape[0]) - int(cut.output_bias)) // cut.dim
-    images = blocks.map(_images, _side_by_side(weights, heads, cut.dim), heads)
-    images = cut.kept(images, heads * weights.shape[1], backend.itemsize(weights))
-    return Jacobian(cut, blocks, attended, images, weights, inverse)
+    heads = (int(weights.shape[0]) - int(batches.output_bias)) // batches.dim
+    images = blocks.map(_images, _side_by_side(weights, heads, batches.dim), heads)
+    images = batches.persist(images, heads * weights.shape[1], backend.itemsize(weights))
+    return Jacobian(batches, blocks, attended, images, weights, inverse)
 
 
 def _single_attended(attended: Sequence[Attended]) -> tuple[Attended, ...]:
@@ -246,5 +246,5 @@ def gradient(
     if products is None or not fit.single:
         products = jacobian(fit)
     if allowed is None:
-        return backend.double(products.transposed(fit.residuals))
-    return backend.double(allowed.pulled(products, fit.residuals))
+        return backend.double(products.vjp(fit.residuals))
+    return backend.double(allowed.vjp(products, fit.residuals))

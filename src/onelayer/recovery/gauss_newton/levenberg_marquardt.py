@@ -30,7 +30,7 @@ import numpy as np
 from onelayer.array import backend, threads
 from onelayer.array.backend import Array
 from onelayer.recovery.gauss_newton import jacobian, preconditioner, varpro
-from onelayer.recovery.gauss_newton.batches import Cut
+from onelayer.recovery.gauss_newton.batches import Batches
 from onelayer.recovery.gauss_newton.jacobian import Directions, Jacobian
 from onelayer.recovery.gauss_newton.low_rank import Tangent
 from onelayer.recovery.gauss_newton.preconditioner import Answer
@@ -49,7 +49,7 @@ _BASIN_LOSS = 1e-3  # below which a fit is in the basin of a good one
 
 
 @dataclass(frozen=True)
-class Gait:
+class StepPolicy:
     """How boldly a search moves.
 
     Short, heavily damped steps follow the loss downhill more closely and end in bad minima less
@@ -64,17 +64,17 @@ class Gait:
     patience: int  # steps in which the loss has to fall by the share that the search expects
 
 
-BRISK = Gait(0.5, first_damping=0.1, relaxation=4.0, inexactness=0.1, patience=12)
-GENTLE = Gait(0.2, first_damping=1.0, relaxation=1.2, inexactness=0.3, patience=60)
+FAST = StepPolicy(0.5, first_damping=0.1, relaxation=4.0, inexactness=0.1, patience=12)
+CAUTIOUS = StepPolicy(0.2, first_damping=1.0, relaxation=1.2, inexactness=0.3, patience=60)
 
 
 @dataclass(frozen=True)
-class State:
+class SolverState:
     """Where the search is: a fit, the damping for the next step, and how the last one went."""
 
     fit: Fit
     allowed: Directions
-    gait: Gait
+    policy: StepPolicy
     damping: float
     weighted: bool = False  # whether solves are preconditioned by how strongly outputs answer
     rough: bool = False  # whether the next solve may have three digits
@@ -83,9 +83,9 @@ class State:
     gain: float = 1.0  # share of the loss that the last step removed
 
     @property
-    def current_gait(self) -> Gait:
-        """The gait for the next step; in the basin of a good fit always brisk."""
-        return self.gait if self.fit.loss > _BASIN_LOSS else BRISK
+    def current_policy(self) -> StepPolicy:
+        """The policy for the next step; in the basin of a good fit always brisk."""
+        return self.policy if self.fit.loss > _BASIN_LOSS else FAST
 
     @property
     def exhausted(self) -> bool:
@@ -99,38 +99,41 @@ def never() -> bool:
 
 
 def begin(
-    cut: Cut,
-    stacked: Array,
+    batches: Batches,
+    theta: Array,
     allowed: Directions | None = None,
-    gait: Gait = BRISK,
+    policy: StepPolicy = FAST,
     weighted: bool = False,
     coarse: bool = False,
-) -> State:
+) -> SolverState:
     """The state at given attention matrices (p, m·d), which may go anywhere by default.
 
     Far from a fit a `coarse` search is content with float32.
     """
-    fit = _fitted(cut, stacked, coarse)
-    rough = backend.gpu_memory(stacked) is not None
-    allowed = allowed or Tangent(cut.dim)
-    return State(fit, allowed, gait, gait.first_damping, weighted, rough=rough)
+    fit = _fitted(batches, theta, coarse)
+    rough = backend.gpu_memory(theta) is not None
+    allowed = allowed or Tangent(batches.dim)
+    return SolverState(fit, allowed, policy, policy.first_damping, weighted, rough=rough)
 
 
-def _fitted(cut: Cut, stacked: Array, coarse: bool) -> Fit:
+def _fitted(batches: Batches, theta: Array, coarse: bool) -> Fit:
     """The fit at given heads, in float32 if that may be coarse and is enough."""
-    fit = varpro.fit(cut, stacked, single=coarse)
-    return varpro.fit(cut, stacked) if coarse and fit.error < _COARSE else fit
+    fit = varpro.fit(batches, theta, single=coarse)
+    return varpro.fit(batches, theta) if coarse and fit.error < _COARSE else fit
 
 
-def in_full(state: State) -> State:
+def in_full(state: SolverState) -> SolverState:
     """The same state with its fit in float64."""
     fit = state.fit
-    return replace(state, fit=varpro.fit(fit.cut, fit.stacked)) if fit.single else state
+    return replace(state, fit=varpro.fit(fit.batches, fit.theta)) if fit.single else state
 
 
 def step(
-    state: State, rng: np.random.Generator, late: Callable[[], bool] = never, exact: float = 0.0
-) -> State:
+    state: SolverState,
+    rng: np.random.Generator,
+    late: Callable[[], bool] = never,
+    exact: float = 0.0,
+) -> SolverState:
     """Try steps of growing damping until one lowers the loss, or none does, or it is too late.
 
     At an error of `exact` or less rounding may be all that is left: the first that fails is the
@@ -142,10 +145,10 @@ def step(
         state.allowed, preconditioner.answer(fit, products) if state.weighted else None
     )
     if _may_be_sketched(state):
-        products = products.sketched(fit.cut.out_dim // _OUTPUTS_IN_A_MIXTURE, rng)
+        products = products.sketched(fit.batches.out_dim // _OUTPUTS_IN_A_MIXTURE, rng)
     curvature = _mean_curvature(products, measure, gradient, rng)
-    gait = state.current_gait
-    enough = gait.inexactness * min(1.0, 10.0 * fit.error)
+    policy = state.current_policy
+    enough = policy.inexactness * min(1.0, 10.0 * fit.error)
     if state.rough:
         enough = max(enough, _ROUGH_ENOUGH)
     damping, spent = state.damping, 0
@@ -156,8 +159,8 @@ def step(
         # Where a product costs more than a fit the whole path is tried, from its end: the shorter
         # it is the closer to the gradient it stays, and no further product is needed.
         for direction in reversed(path) if state.weighted else path[-1:]:
-            moved, allowed = state.allowed.moved(fit.stacked, direction)
-            trial = _fitted(fit.cut, moved, coarse=fit.single)
+            moved, allowed = state.allowed.retract(fit.theta, direction)
+            trial = _fitted(fit.batches, moved, coarse=fit.single)
             if trial.loss < fit.loss:
                 gain = 1 - trial.loss / fit.loss
                 slow = fit.loss < _NEAR_LOSS and gain < 1 - _SLOW
@@ -165,7 +168,7 @@ def step(
                     state,
                     fit=trial,
                     allowed=allowed,
-                    damping=max(damping / gait.relaxation, _LEAST_DAMPING),
+                    damping=max(damping / policy.relaxation, _LEAST_DAMPING),
                     products=spent,
                     gain=gain,
                 )
@@ -182,7 +185,7 @@ def step(
     return replace(state, damping=exhausted, products=spent, gain=0.0)
 
 
-def _gradient_and_products(state: State) -> tuple[Array, Jacobian]:
+def _gradient_and_products(state: SolverState) -> tuple[Array, Jacobian]:
     """The allowed part of Jᵀ r as precise as the fit, and products as precise as the solve.
 
     One after the other where they differ: both take memory.
@@ -195,14 +198,14 @@ def _gradient_and_products(state: State) -> tuple[Array, Jacobian]:
     return gradient, jacobian.jacobian(fit, single=state.single)
 
 
-def _may_be_sketched(state: State) -> bool:
+def _may_be_sketched(state: SolverState) -> bool:
     """Whether a solve may see mixtures of the outputs: far from a fit, on a CPU, at first."""
     fit = state.fit
-    first = fit.single and state.single and backend.gpu_memory(fit.stacked) is None
-    return first and fit.error > _SKETCHED and fit.cut.out_dim >= _MANY_OUTPUTS
+    first = fit.single and state.single and backend.gpu_memory(fit.theta) is None
+    return first and fit.error > _SKETCHED and fit.batches.out_dim >= _MANY_OUTPUTS
 
 
-def _finer(state: State) -> State:
+def _finer(state: SolverState) -> SolverState:
     """The same with the next precision of solves: float32 after three digits, then float64."""
     return replace(state, rough=False, single=state.rough)
 
@@ -234,7 +237,7 @@ def _mean_curvature(
     probe = backend.like(rng.standard_normal(gradient.shape), products.weights)
     probe = measure.allowed.project(probe)
     size = float(backend.namespace(probe).sum(probe * measure.times(probe)))
-    return jacobian.squared_size(measure.allowed.pushed(products, probe)) / size
+    return jacobian.squared_size(measure.allowed.jvp(products, probe)) / size
 
 
 def solve(
@@ -259,7 +262,7 @@ def solve(
     direction, solution = measure.over(residual), xp.zeros_like(residual)
     current, used, path = 1.0, 0, []
     while current > enough and used < MOST_PRODUCTS and not late():
-        image = products.curved(measure.allowed, direction)
+        image = products.gauss_newton_product(direction, measure.allowed)
         image = image + damping * measure.times(direction)
         bend = float(xp.sum(direction * image))
         if not bend > 0:  # rounding errors are all that is left

@@ -26,7 +26,7 @@ from typing import Any
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.data.chunks import Chunks
-from onelayer.heads.dense import stack, unstack
+from onelayer.heads.dense import pack, unpack
 from onelayer.recovery.gauss_newton import low_rank_products
 from onelayer.recovery.gauss_newton.jacobian import Jacobian
 
@@ -35,15 +35,15 @@ _THIN = 4  # a rank of at most the dimension over this is so low that products g
 
 @dataclass(frozen=True)
 class Tangent:
-    """The directions in which (p, m·d) stacked heads may move; all of them if `left` is None."""
+    """The directions in which (p, m·d) theta heads may move; all of them if `left` is None."""
 
     dim: int
     left: Array | None = None  # U (m, d, r)
     right: Array | None = None  # V (m, d, r)
 
-    def directions(self, stacked: Array) -> int:
+    def directions(self, theta: Array) -> int:
         """How many independent ones there are: the dimension of the tangent space."""
-        rows, columns = stacked.shape
+        rows, columns = theta.shape
         if self.left is None:
             return int(rows * columns)
         rank = self.left.shape[2]
@@ -55,27 +55,25 @@ class Tangent:
             return direction
         xp = backend.namespace(direction)
         left, right = (xp.astype(b, direction.dtype, copy=False) for b in (self.left, self.right))
-        heads = unstack(direction, self.dim)
+        heads = unpack(direction, self.dim)
         matrix, rest = heads[:, : self.dim, :], heads[:, self.dim :, :]
         inside = left @ (backend.transpose(left) @ matrix)
         matrix = inside + ((matrix - inside) @ right) @ backend.transpose(right)
-        return stack(xp.concat([matrix, rest], axis=1))
+        return pack(xp.concat([matrix, rest], axis=1))
 
-    def pushed(self, products: Jacobian, direction: Array) -> Chunks[Any]:
+    def jvp(self, products: Jacobian, direction: Array) -> Chunks[Any]:
         """J times an allowed direction."""
         thin = self._thin_bases()
         return (
-            low_rank_products.pushed(products, *thin, direction)
-            if thin
-            else products.pushed(direction)
+            low_rank_products.jvp(products, *thin, direction) if thin else products.jvp(direction)
         )
 
-    def pulled(self, products: Jacobian, rows: Chunks[Any]) -> Array:
+    def vjp(self, products: Jacobian, rows: Chunks[Any]) -> Array:
         """Jᵀ u, projected on the allowed directions."""
         thin = self._thin_bases()
         if thin is None:
-            return self.project(products.transposed(rows))
-        return low_rank_products.pulled(products, *thin, rows)
+            return self.project(products.vjp(rows))
+        return low_rank_products.vjp(products, *thin, rows)
 
     def _thin_bases(self) -> tuple[Array, Array] | None:
         """U and V where the rank is so low that products gain by factors."""
@@ -83,33 +81,33 @@ class Tangent:
             return None
         return self.left, self.right
 
-    def moved(self, stacked: Array, direction: Array) -> tuple[Array, Tangent]:
+    def retract(self, theta: Array, direction: Array) -> tuple[Array, Tangent]:
         """The nearest heads of the rank to those moved in an allowed direction, and their tangent.
 
-        `stacked` are the heads that this is the tangent space of.
+        `theta` are the heads that this is the tangent space of.
         """
         if self.left is None or self.right is None:
-            return stacked + direction, self
+            return theta + direction, self
         if 2 * self.left.shape[2] >= self.dim:
-            whole = nearest(stacked + direction, self.dim, self.left.shape[2])
+            whole = nearest(theta + direction, self.dim, self.left.shape[2])
             return whole, tangent(whole, self.dim, self.left.shape[2])
-        xp = backend.namespace(stacked)
-        heads, change = unstack(stacked, self.dim), unstack(direction, self.dim)
+        xp = backend.namespace(theta)
+        heads, change = unpack(theta, self.dim), unpack(direction, self.dim)
         matrix, left, right = _truncated_sum(
             heads[:, : self.dim, :], change[:, : self.dim, :], self.left, self.right
         )
         rest = heads[:, self.dim :, :] + change[:, self.dim :, :]
-        return stack(xp.concat([matrix, rest], axis=1)), Tangent(self.dim, left, right)
+        return pack(xp.concat([matrix, rest], axis=1)), Tangent(self.dim, left, right)
 
 
 def _truncated_sum(
-    theta: Array, change: Array, left: Array, right: Array
+    attention: Array, change: Array, left: Array, right: Array
 ) -> tuple[Array, Array, Array]:
     """The best approximation of rank r to Θ + D, all (m, d, d), and bases of its spaces."""
-    xp = backend.namespace(theta)
+    xp = backend.namespace(attention)
     rank, turned = left.shape[2], backend.transpose
     across = turned(change) @ left  # A
-    inside = turned(left) @ theta @ right + turned(across) @ right
+    inside = turned(left) @ attention @ right + turned(across) @ right
     along = change @ right
     along = along - left @ (turned(left) @ along)  # B
     across = across - right @ (turned(right) @ across)
@@ -127,21 +125,21 @@ def _truncated_sum(
     return (new_left * sizes[:, None, :rank]) @ turned(new_right), new_left, new_right
 
 
-def tangent(stacked: Array, dim: int, rank: int | None) -> Tangent:
+def tangent(theta: Array, dim: int, rank: int | None) -> Tangent:
     """The tangent space at heads of this rank."""
     if rank is None:
         return Tangent(dim)
-    xp = backend.namespace(stacked)
-    left, _, right = xp.linalg.svd(unstack(stacked, dim)[:, :dim, :], full_matrices=False)
+    xp = backend.namespace(theta)
+    left, _, right = xp.linalg.svd(unpack(theta, dim)[:, :dim, :], full_matrices=False)
     return Tangent(dim, left[:, :, :rank], backend.transpose(right)[:, :, :rank])
 
 
-def nearest(stacked: Array, dim: int, rank: int | None) -> Array:
+def nearest(theta: Array, dim: int, rank: int | None) -> Array:
     """The nearest heads of this rank."""
     if rank is None:
-        return stacked
-    xp = backend.namespace(stacked)
-    heads = unstack(stacked, dim)
+        return theta
+    xp = backend.namespace(theta)
+    heads = unpack(theta, dim)
     left, sizes, right = xp.linalg.svd(heads[:, :dim, :], full_matrices=False)
     matrix = (left[:, :, :rank] * sizes[:, None, :rank]) @ right[:, :rank, :]
-    return stack(xp.concat([matrix, heads[:, dim:, :]], axis=1))
+    return pack(xp.concat([matrix, heads[:, dim:, :]], axis=1))

@@ -17,31 +17,31 @@ from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.array.blocks import sum_over
 from onelayer.data.chunks import Chunks
-from onelayer.heads.dense import stack, unstack
+from onelayer.heads.dense import pack, unpack
 from onelayer.recovery.gauss_newton import jacobian
 from onelayer.recovery.gauss_newton.batches import Block
 from onelayer.recovery.gauss_newton.jacobian import Jacobian
 from onelayer.recovery.gauss_newton.varpro import Attended, flattened
 
 
-def pushed(products: Jacobian, left: Array, right: Array, direction: Array) -> Chunks[Any]:
+def jvp(products: Jacobian, left: Array, right: Array, direction: Array) -> Chunks[Any]:
     """J dΘ of a direction (p, m·d) in the tangent space with the bases U and V, (m, d, r)."""
     left, right = backend.like(left, direction), backend.like(right, direction)
-    factors = _factors(unstack(direction, left.shape[1]), left, right)
+    factors = _factors(unpack(direction, left.shape[1]), left, right)
     moved: Chunks[Any] = products.blocks.map(
         _push, products.attended, products.images, *factors, left.shape[0]
     )
     return moved
 
 
-def pulled(products: Jacobian, left: Array, right: Array, rows: Chunks[Any]) -> Array:
+def vjp(products: Jacobian, left: Array, right: Array, rows: Chunks[Any]) -> Array:
     """Jᵀ u, (p, m·d), projected on that tangent space."""
     left, right = backend.like(left, products.weights), backend.like(right, products.weights)
-    bases = stack(backend.namespace(left).concat([left, right], axis=0))
+    bases = pack(backend.namespace(left).concat([left, right], axis=0))
     found = products.blocks.map(
         _pull, products.attended, products.images, rows, bases, left.shape[0]
     ).reduce(operator.add)
-    return _direction(found, left, right, with_bias=products.cut.output_bias)
+    return _direction(found, left, right, with_bias=products.batches.output_bias)
 
 
 def _factors(heads: Array, left: Array, right: Array) -> tuple[Array, Array]:
@@ -61,21 +61,21 @@ def _factors(heads: Array, left: Array, right: Array) -> tuple[Array, Array]:
         constant = xp.concat([backend.zeros((dim, 1), rows), backend.ones((1, 1), rows)], axis=0)
         constant = constant[None, :, :] * backend.ones((rows.shape[0], 1, 1), rows)
         rows = xp.concat([xp.concat([rows, below], axis=1), constant], axis=2)
-    return stack(rows), stack(columns)
+    return pack(rows), pack(columns)
 
 
-def _direction(pulled: Array, left: Array, right: Array, with_bias: bool) -> Array:
+def _direction(sums: Array, left: Array, right: Array, with_bias: bool) -> Array:
     """The projection of G on the tangent space, (p, m·d), from what `_pull` gives."""
-    xp, turned = backend.namespace(pulled), backend.transpose
+    xp, turned = backend.namespace(sums), backend.transpose
     heads, _, rank = left.shape
-    both = unstack(pulled[:, : 2 * heads * rank], rank)
+    both = unpack(sums[:, : 2 * heads * rank], rank)
     across, along = both[:heads, ...], both[heads:, ...]  # Gᵀ U and G V, (m, d, r)
     along = along - left @ (turned(left) @ along)
     matrix = left @ turned(across) + along @ turned(right)
     if with_bias:
-        bias = turned(pulled[:, 2 * heads * rank :])[:, None, :]
+        bias = turned(sums[:, 2 * heads * rank :])[:, None, :]
         matrix = xp.concat([matrix, bias], axis=1)
-    return stack(matrix)
+    return pack(matrix)
 
 
 # For one chunk, a sequence of blocks

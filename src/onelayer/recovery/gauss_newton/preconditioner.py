@@ -36,12 +36,12 @@ class Answer:
     values: Array
     vectors: Array
 
-    def times(self, stacked: Array, power: float) -> Array:
+    def times(self, theta: Array, power: float) -> Array:
         """Heads (p, m·d) times the matrices to a power."""
-        values, vectors = (backend.like(one, stacked) for one in (self.values, self.vectors))
-        turned = dense.unstack(stacked, vectors.shape[1]) @ vectors
+        values, vectors = (backend.like(one, theta) for one in (self.values, self.vectors))
+        turned = dense.unpack(theta, vectors.shape[1]) @ vectors
         weighted = turned * (values**power)[:, None, :]
-        return dense.stack(weighted @ backend.transpose(vectors))
+        return dense.pack(weighted @ backend.transpose(vectors))
 
 
 def answer(fit: Fit, products: Jacobian) -> Answer | None:
@@ -49,10 +49,10 @@ def answer(fit: Fit, products: Jacobian) -> Answer | None:
 
     Directions of an idle head are free: measured by what they do, steps would be lost in them.
     """
-    xp = backend.namespace(fit.stacked)
+    xp = backend.namespace(fit.theta)
     sums = products.blocks.map(_chunk_answers, products.attended, products.images)
-    matrices = dense.unstack(sums.reduce(operator.add), fit.cut.dim)
-    values, vectors = xp.linalg.eigh(matrices / fit.cut.rows)
+    matrices = dense.unpack(sums.reduce(operator.add), fit.batches.dim)
+    values, vectors = xp.linalg.eigh(matrices / fit.batches.rows)
     mean = xp.mean(values, axis=1, keepdims=True)
     if not float(xp.min(mean)) > _IDLE * float(xp.max(mean)):
         return None

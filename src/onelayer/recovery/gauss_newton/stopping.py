@@ -7,7 +7,7 @@ from enum import Enum
 
 from onelayer.recovery.gauss_newton import levenberg_marquardt
 
-_EXPECTED = 0.7  # a stage is stuck if its gait's patience leaves more than this share of the loss
+_EXPECTED = 0.7  # a stage is stuck if its policy's patience leaves more than this share of the loss
 _EAGER_PATIENCE = 5  # where something better is waiting and steps are dear
 _HALTED, _HALTED_AFTER = 0.95, 2  # and two steps that leave more than this share end a stage there
 _NEAR_PATIENCE, _NEAR_ERROR = 40, 1e-5  # near a fit slow progress is conditioning: be patient
@@ -26,13 +26,13 @@ class Ending(Enum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StageOutcome:
     """A fit, how it ended, whether noise is left over, and whether the model is known to be wrong.
 
     It is a fit to all training examples, unless one to few of them is exact or time was spent.
     """
 
-    state: levenberg_marquardt.State
+    state: levenberg_marquardt.SolverState
     ending: Ending
     noise: bool = False
     misfit: bool = False
@@ -43,7 +43,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Ends:
+class StoppingRule:
     """When a stage is over."""
 
     target: float  # error
@@ -52,7 +52,7 @@ class Ends:
     scarce: bool = False  # whether more examples are waiting too
     exact: float = 0.0  # error that counts as reached once steps gain little: rounding is left
 
-    def ending(self, state: levenberg_marquardt.State, losses: list[float]) -> Ending | None:
+    def ending(self, state: levenberg_marquardt.SolverState, losses: list[float]) -> Ending | None:
         """Why a stage with these losses ends at this state; None while it goes on."""
         if state.fit.error <= self.target:
             return Ending.REACHED
@@ -63,7 +63,9 @@ class Ends:
             return Ending.STATIONARY
         if len(losses) > 1 and state.gain < self.least_gain and state.damping < 1e-2:
             return Ending.STATIONARY
-        patience = _NEAR_PATIENCE if state.fit.error < _NEAR_ERROR else state.current_gait.patience
+        patience = (
+            _NEAR_PATIENCE if state.fit.error < _NEAR_ERROR else state.current_policy.patience
+        )
         if self.eager and state.fit.error > _NEAR_ERROR:
             patience = _EAGER_PATIENCE
             if state.products > levenberg_marquardt.MOST_PRODUCTS or _halted(losses):

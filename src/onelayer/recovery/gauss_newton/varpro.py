@@ -29,7 +29,7 @@ from onelayer.array.backend import Array
 from onelayer.array.blocks import map_over, sum_over
 from onelayer.data.chunks import Chunks
 from onelayer.heads import dense
-from onelayer.recovery.gauss_newton.batches import Block, Cut
+from onelayer.recovery.gauss_newton.batches import Batches, Block
 from onelayer.recovery.problem import Problem
 
 # Relative to the mean eigenvalue of HᵀH: they keep the inverse finite when heads coincide.
@@ -49,13 +49,13 @@ class Attended:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """All that is known at one Θ: `stacked` (p, m·d), the best weights (F, e), what is left over.
+    """All that is known at one Θ: `theta` (p, m·d), the best weights (F, e), what is left over.
 
     The weights hold the projections, and the output bias as a last row where there is one.
     """
 
-    cut: Cut
-    stacked: Array
+    batches: Batches
+    theta: Array
     attended: Chunks[Any]  # of tuples of `Attended`
     gram: Array  # HᵀH
     inverse: Array  # (HᵀH)⁺
@@ -66,7 +66,7 @@ class Fit:
 
     @property
     def heads(self) -> int:
-        return int(self.stacked.shape[1] // self.cut.dim)
+        return int(self.theta.shape[1] // self.batches.dim)
 
     @property
     def error(self) -> float:
@@ -74,13 +74,13 @@ class Fit:
         return math.sqrt(self.loss)
 
 
-def attend(block: Block, stacked: Array, output_bias: bool) -> Attended:
+def attend(block: Block, theta: Array, output_bias: bool) -> Attended:
     """Attention and features of a block; the output bias is a feature that is always 1."""
-    xp = backend.namespace(stacked)
-    weights = dense.weights(block.queries, block.keys, stacked, block.allowed)
+    xp = backend.namespace(theta)
+    weights = dense.weights(block.queries, block.keys, theta, block.allowed)
     features = dense.features(weights, block.keys)
     if block.offset is not None:
-        offset = xp.tile(block.offset, (stacked.shape[1] // block.keys.shape[2],))[None, :]
+        offset = xp.tile(block.offset, (theta.shape[1] // block.keys.shape[2],))[None, :]
         features = features + (offset if block.counted is None else offset * block.counted)
     if output_bias:
         constant = block.counted
@@ -90,15 +90,15 @@ def attend(block: Block, stacked: Array, output_bias: bool) -> Attended:
     return Attended(weights, features)
 
 
-def fit(cut: Cut, stacked: Array, single: bool = False) -> Fit:
-    """Eliminate the weights at `stacked`: sums for HᵀH and HᵀY, then residuals and a correction.
+def fit(batches: Batches, theta: Array, single: bool = False) -> Fit:
+    """Eliminate the weights at `theta`: sums for HᵀH and HᵀY, then residuals and a correction.
 
     In float32 if `single`: half the work, and enough as long as the error is far above its rounding
     errors. The inverse and the weights are float64 always.
     """
-    heads = int(stacked.shape[1] // cut.dim)
-    blocks = cut.in_single(heads) if single else cut.chunks
-    attended = attended_at(cut, blocks, backend.single(stacked) if single else stacked)
+    heads = int(theta.shape[1] // batches.dim)
+    blocks = batches.in_single(heads) if single else batches.chunks
+    attended = attended_at(batches, blocks, backend.single(theta) if single else theta)
     gram = backend.double(attended.map(_gram).reduce(operator.add))
     inverse = _inverse(gram, _SINGLE_RIDGE if single else _RIDGE)
     rows, total = blocks.map(_outputs), backend.zeros((1, 1), gram)
@@ -109,36 +109,36 @@ def fit(cut: Cut, stacked: Array, single: bool = False) -> Fit:
         against = attended.map(against_features, rows).reduce(operator.add)
         weights = inverse @ backend.double(against)
         rounded = backend.single(weights) if single else weights
-        rows = kept_rows(cut, rows.map(less_fitted, attended, rounded), rounded)
+        rows = kept_rows(batches, rows.map(less_fitted, attended, rounded), rounded)
         total = total + weights
-    loss = rows.map(squares).reduce(operator.add) / cut.equations
-    return Fit(cut, stacked, attended, gram, inverse, total, rows, loss, single)
+    loss = rows.map(squares).reduce(operator.add) / batches.equations
+    return Fit(batches, theta, attended, gram, inverse, total, rows, loss, single)
 
 
-def attended_at(cut: Cut, blocks: Chunks[Any], stacked: Array) -> Chunks[Any]:
+def attended_at(batches: Batches, blocks: Chunks[Any], theta: Array) -> Chunks[Any]:
     """Attention and features of all blocks: held if there is room, computed anew otherwise."""
-    values = blocks.map(_attend_all, stacked, cut.output_bias)
-    numbers = per_row(cut, int(stacked.shape[1] // cut.dim))
-    kept: Chunks[Any] = cut.kept(values, numbers, backend.itemsize(stacked))
+    values = blocks.map(_attend_all, theta, batches.output_bias)
+    numbers = per_row(batches, int(theta.shape[1] // batches.dim))
+    kept: Chunks[Any] = batches.persist(values, numbers, backend.itemsize(theta))
     return kept
 
 
-def per_row(cut: Cut, heads: int) -> int:
+def per_row(batches: Batches, heads: int) -> int:
     """The numbers that attention and features of so many heads have for a row."""
-    return heads * (cut.dim + cut.tokens)
+    return heads * (batches.dim + batches.tokens)
 
 
-def kept_rows(cut: Cut, rows: Chunks[Any], weights: Array) -> Chunks[Any]:
+def kept_rows(batches: Batches, rows: Chunks[Any], weights: Array) -> Chunks[Any]:
     """Rows as long as the outputs, held if there is room."""
-    kept: Chunks[Any] = cut.kept(rows, weights.shape[1], backend.itemsize(weights))
+    kept: Chunks[Any] = batches.persist(rows, weights.shape[1], backend.itemsize(weights))
     return kept
 
 
 # For one chunk, a sequence of blocks
 
 
-def _attend_all(blocks: Sequence[Block], stacked: Array, output_bias: bool) -> tuple[Attended, ...]:
-    return tuple(map_over(blocks, lambda block: attend(block, stacked, output_bias)))
+def _attend_all(blocks: Sequence[Block], theta: Array, output_bias: bool) -> tuple[Attended, ...]:
+    return tuple(map_over(blocks, lambda block: attend(block, theta, output_bias)))
 
 
 def _outputs(blocks: Sequence[Block]) -> tuple[Array, ...]:
@@ -178,9 +178,9 @@ def flattened(tokens: Array) -> Array:
 
 def residuals_on(fit: Fit, blocks: Sequence[Block]) -> list[Array]:
     """What a fit leaves over of other examples, block by block."""
-    bias = fit.cut.output_bias
+    bias = fit.batches.output_bias
     return [
-        block.outputs - attend(block, fit.stacked, bias).features @ fit.weights for block in blocks
+        block.outputs - attend(block, fit.theta, bias).features @ fit.weights for block in blocks
     ]
 
 
@@ -243,8 +243,8 @@ def cost_of_dropping(fit: Fit) -> list[float]:
     With B the head's block of (HᵀH)⁻¹ that is tr(W_iᵀ B⁻¹ W_i): no pass over the examples is
     needed. It is near zero for a head without projection and for one of two equal heads.
     """
-    xp = backend.namespace(fit.stacked)
-    dim = fit.cut.dim
+    xp = backend.namespace(fit.theta)
+    dim = fit.batches.dim
     inverse = ridged_inverse(fit)
     costs = []
     for head in range(fit.heads):

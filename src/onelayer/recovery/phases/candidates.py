@@ -101,10 +101,10 @@ def losses(space: Space, points: Matrix, tuples: Matrix, fitted: Problem) -> Mat
     With H the features of a tuple that is |Y|² - tr(Yᵀ H (HᵀH)⁻¹ Hᵀ Y).
     """
     count, dim, size = len(points), fitted.dim, space.heads * fitted.dim
-    stacked = stack(space, points, fitted)
+    theta = stack(space, points, fitted)
 
     def products(block: Block) -> Array:
-        features = varpro.attend(block, stacked, output_bias=False).features
+        features = varpro.attend(block, theta, output_bias=False).features
         both = backend.namespace(features).concat([features, block.outputs], axis=1)
         return backend.transpose(both) @ both
 
@@ -127,11 +127,11 @@ def losses(space: Space, points: Matrix, tuples: Matrix, fitted: Problem) -> Mat
 
 def refine_inside(space: Space, coordinates: Matrix, fitted: Problem) -> tuple[Matrix, varpro.Fit]:
     """Levenberg-Marquardt steps on the coordinates (m, m - 1), projections eliminated."""
-    cut = fitted.cut(space.heads)
+    batches = fitted.batches(space.heads)
     directions = _directions(space, fitted)
 
     def fit_at(place: Matrix) -> varpro.Fit:
-        return varpro.fit(cut, stack(space, place, fitted))
+        return varpro.fit(batches, stack(space, place, fitted))
 
     fit, damping = fit_at(coordinates), _FIRST_DAMPING
     for _ in range(_STEPS if directions else 0):
@@ -154,7 +154,7 @@ def refine_inside(space: Space, coordinates: Matrix, fitted: Problem) -> tuple[M
 def stack(space: Space, coordinates: Matrix, problem: Problem) -> Array:
     """Heads at coordinates (m, m - 1) side by side, (d, m·d), in the problem's kind of array."""
     matrices = space.points(coordinates).reshape(-1, problem.dim, problem.dim)
-    return dense.stack(backend.like(matrices, problem.X))
+    return dense.pack(backend.like(matrices, problem.X))
 
 
 def _directions(space: Space, problem: Problem) -> list[Array]:
@@ -164,7 +164,7 @@ def _directions(space: Space, problem: Problem) -> list[Array]:
     for head, axis in itertools.product(range(heads), space.basis):
         matrices = np.zeros((heads, dim, dim))
         matrices[head] = axis.reshape(dim, dim)
-        moves.append(dense.stack(backend.like(matrices, problem.X)))
+        moves.append(dense.pack(backend.like(matrices, problem.X)))
     return moves
 
 
@@ -172,6 +172,6 @@ def _normal_equations(fit: varpro.Fit, directions: list[Array]) -> tuple[Matrix,
     """S and the gradient of the reduced problem in the given directions only."""
     products = jacobian.jacobian(fit)
     rows = np.stack([backend.to_numpy(move).ravel() for move in directions])
-    images = [backend.to_numpy(products.normal(move)).ravel() for move in directions]
+    images = [backend.to_numpy(products.gauss_newton_product(move)).ravel() for move in directions]
     gradient = backend.to_numpy(jacobian.gradient(fit)).ravel()
     return rows @ np.stack(images).T, rows @ gradient

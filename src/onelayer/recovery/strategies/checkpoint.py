@@ -39,7 +39,7 @@ class Keeper:
     def offer(self, fit: Fit) -> None:
         """Keep a fit if it is better, for now in memory if it is too soon to write it."""
         if self.resumed:
-            self.least, self.examples, self.resumed = fit.error, fit.cut.examples, False
+            self.least, self.examples, self.resumed = fit.error, fit.batches.examples, False
         elif self._is_better(fit):
             self._take(fit)
         if time.monotonic() - self.written >= _EVERY:
@@ -53,13 +53,13 @@ class Keeper:
     def _is_better(self, fit: Fit) -> bool:
         """Whether a fit is; one to fewer examples fits them better than it fits others."""
         trust = 1.0
-        if fit.cut.examples != self.examples:
-            trust = _OVERFITTED if fit.cut.examples > self.examples else 1 / _OVERFITTED
+        if fit.batches.examples != self.examples:
+            trust = _OVERFITTED if fit.batches.examples > self.examples else 1 / _OVERFITTED
         return fit.error < trust * self.least
 
     def _take(self, fit: Fit) -> None:
-        self.least, self.examples = fit.error, fit.cut.examples
-        self.waiting = self.frame.layer(fit.stacked, fit.weights)
+        self.least, self.examples = fit.error, fit.batches.examples
+        self.waiting = self.frame.layer(fit.theta, fit.weights)
 
     def flush(self) -> None:
         """Write what is waiting; a full disk is no reason to give up a search."""

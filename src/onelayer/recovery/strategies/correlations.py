@@ -39,7 +39,7 @@ from onelayer.array.blocks import sum_over
 from onelayer.data.chunks import Chunks, InMemory, Progress, no_progress
 from onelayer.heads import dense
 from onelayer.recovery.gauss_newton import jacobian, varpro
-from onelayer.recovery.gauss_newton.batches import Block, Cut
+from onelayer.recovery.gauss_newton.batches import Batches, Block
 from onelayer.recovery.gauss_newton.jacobian import Jacobian
 from onelayer.recovery.gauss_newton.varpro import Attended
 
@@ -61,15 +61,15 @@ class Span:
     strengths: np.ndarray[Any, Any]
 
     @property
-    def stacked(self) -> Array:
+    def theta(self) -> Array:
         """The directions as heads (p, count·d)."""
-        return _stacked(self.directions, self.dim)
+        return _packed(self.directions, self.dim)
 
     def drawn(self, heads: int, rng: np.random.Generator) -> Array:
         """So many random heads (p, heads·d), with scores of moderate size on whitened tokens."""
         count = int(self.directions.shape[0])
         coefficients = rng.standard_normal((heads, count)) * (_SCORE / count**0.5)
-        return _stacked(backend.like(coefficients, self.directions) @ self.directions, self.dim)
+        return _packed(backend.like(coefficients, self.directions) @ self.directions, self.dim)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,22 +87,22 @@ class Within:
         """The nearest allowed direction to (p, m·d)."""
         return self._combined(self._coefficients(direction))
 
-    def pushed(self, products: Jacobian, direction: Array) -> Chunks[Any]:
+    def jvp(self, products: Jacobian, direction: Array) -> Chunks[Any]:
         """J times an allowed direction."""
         moved: Chunks[Any] = self.scores.map(
             _push, products.attended, products.images, self._coefficients(direction)
         )
         return moved
 
-    def pulled(self, products: Jacobian, rows: Chunks[Any]) -> Array:
+    def vjp(self, products: Jacobian, rows: Chunks[Any]) -> Array:
         """Jᵀ u, projected on the allowed directions."""
         return self._combined(
             self.scores.map(_pull, products.attended, products.images, rows).reduce(operator.add)
         )
 
-    def moved(self, stacked: Array, direction: Array) -> tuple[Array, Within]:
+    def retract(self, theta: Array, direction: Array) -> tuple[Array, Within]:
         """It is flat: heads stay in it, and so do the directions."""
-        return stacked + direction, self
+        return theta + direction, self
 
     def _coefficients(self, direction: Array) -> Array:
         """(p, m·d) -> (m, count)."""
@@ -112,20 +112,22 @@ class Within:
     def _combined(self, coefficients: Array) -> Array:
         """(m, count) -> (p, m·d)."""
         basis = backend.like(self.span.directions, coefficients)
-        return _stacked(coefficients @ basis, self.span.dim)
+        return _packed(coefficients @ basis, self.span.dim)
 
 
-def within(span: Span, cut: Cut) -> Within:
+def within(span: Span, batches: Batches) -> Within:
     """The directions within a span, for steps on these examples.
 
     Scores are held whatever there is room for: in float32 they are less than the examples.
     """
-    scores = cut.in_single(int(span.directions.shape[0])).map(_scores, backend.single(span.stacked))
+    scores = batches.in_single(int(span.directions.shape[0])).map(
+        _scores, backend.single(span.theta)
+    )
     return Within(span, InMemory(tuple(scores.collect())))
 
 
 def span(
-    cut: Cut,
+    batches: Batches,
     count: int,
     rng: np.random.Generator,
     rows: Chunks[Any] | None = None,
@@ -136,15 +138,15 @@ def span(
     `rows` are tuples of arrays (n·k, e), block by block, such as what a fit leaves over. `told`
     hears how far it is.
     """
-    rows = _not_linear(cut) if rows is None else rows
-    sample = cut.chunks.map(_sample).reduce(_first)
+    rows = _not_linear(batches) if rows is None else rows
+    sample = batches.chunks.map(_sample).reduce(_first)
     query_dim, out_dim = sample.shape
-    numbers = query_dim + cut.dim + cut.tokens + out_dim
-    parts = cut.kept(cut.chunks.map(_parts, rows), numbers, 4)
-    spread = min(count + _SPARE, cut.dim * min(sample.shape))  # there are no more directions
-    against = backend.like(rng.standard_normal((spread * cut.dim, out_dim)), sample)
+    numbers = query_dim + batches.dim + batches.tokens + out_dim
+    parts = batches.persist(batches.chunks.map(_parts, rows), numbers, 4)
+    spread = min(count + _SPARE, batches.dim * min(sample.shape))  # there are no more directions
+    against = backend.like(rng.standard_normal((spread * batches.dim, out_dim)), sample)
     passed: list[tuple[Array, Array]] = []  # orthonormal heads, and what T makes of them
-    most = cut.dim * min(sample.shape) // spread  # blocks, or there would be no room for more
+    most = batches.dim * min(sample.shape) // spread  # blocks, or there would be no room for more
     with threads.allow_tf32(against):
         for done in range(_ROUNDS):
             told(done / _ROUNDS)
@@ -152,12 +154,12 @@ def span(
             heads = parts.map(_heads_from, against).reduce(operator.add)
             passed = passed[1 - most :] if most > 1 else []
             heads = _orthonormal(
-                _outside(_flat(heads, cut.dim), [one for one, _ in passed]), spread
+                _outside(_flat(heads, batches.dim), [one for one, _ in passed]), spread
             )
-            stacked = _stacked(backend.like(heads, against), cut.dim)
-            against = parts.map(_projections_from, stacked).reduce(operator.add)
+            theta = _packed(backend.like(heads, against), batches.dim)
+            against = parts.map(_projections_from, theta).reduce(operator.add)
             passed.append((heads, against))
-    return _leading(passed, count, cut.dim)
+    return _leading(passed, count, batches.dim)
 
 
 def _outside(flat: Array, passed: list[Array]) -> Array:
@@ -188,26 +190,26 @@ def _orthonormal(rows: Array, count: int) -> Array:
     return xp.reshape(backend.like(backend.transpose(basis), rows), rows.shape)
 
 
-def _flat(stacked: Array, dim: int) -> Array:
+def _flat(theta: Array, dim: int) -> Array:
     """(p, m·d) -> (m, p·d)."""
-    heads = dense.unstack(stacked, dim)
-    return backend.namespace(stacked).reshape(heads, (heads.shape[0], -1))
+    heads = dense.unpack(theta, dim)
+    return backend.namespace(theta).reshape(heads, (heads.shape[0], -1))
 
 
-def _stacked(flat: Array, dim: int) -> Array:
+def _packed(flat: Array, dim: int) -> Array:
     """(m, p·d) -> (p, m·d)."""
     xp = backend.namespace(flat)
-    return dense.stack(xp.reshape(flat, (flat.shape[0], -1, dim)))
+    return dense.pack(xp.reshape(flat, (flat.shape[0], -1, dim)))
 
 
 # Within a span, for one chunk, a sequence of blocks
 
 
-def _scores(blocks: Sequence[Block], stacked: Array) -> tuple[Array, ...]:
+def _scores(blocks: Sequence[Block], theta: Array) -> tuple[Array, ...]:
     def of_block(block: Block) -> Array:
         n, tokens, dim = block.keys.shape
-        found = jacobian.scores_of(block.keys, varpro.flattened(block.queries) @ stacked)
-        return backend.namespace(found).reshape(found, (n, tokens, stacked.shape[1] // dim, tokens))
+        found = jacobian.scores_of(block.keys, varpro.flattened(block.queries) @ theta)
+        return backend.namespace(found).reshape(found, (n, tokens, theta.shape[1] // dim, tokens))
 
     return tuple(map(of_block, blocks))
 
@@ -323,15 +325,15 @@ def _first(one: Array, _other: Array) -> Array:
 # What is not linear in the tokens
 
 
-def _not_linear(cut: Cut) -> Chunks[Any]:
+def _not_linear(batches: Batches) -> Chunks[Any]:
     """The outputs less their regression on a row's own token, the mean of the others, and 1."""
-    total = cut.chunks.map(_linear_sums).reduce(operator.add)
+    total = batches.chunks.map(_linear_sums).reduce(operator.add)
     xp = backend.namespace(total)
-    features = 2 * cut.dim + 1
+    features = 2 * batches.dim + 1
     gram = backend.copied(total[:features, :features])
     linalg.add_to_diagonal(gram, _RIDGE * float(xp.linalg.trace(gram)) / features or 1.0)
     weights = xp.linalg.solve(gram, total[:features, features:])
-    left: Chunks[Any] = cut.chunks.map(_less_linear, weights)
+    left: Chunks[Any] = batches.chunks.map(_less_linear, weights)
     return left
 
 

@@ -23,16 +23,16 @@ _SCORE = 2.0  # standard deviation of the scores of a head that was missing, as 
 def prune(fit: Fit, heads: int) -> Array:
     """The attention matrices of the `heads` heads that are left when the cheapest are dropped."""
     while fit.heads > heads + 1:
-        fit = varpro.fit(fit.cut, without_cheapest(fit)[0])
-    return without_cheapest(fit)[0] if fit.heads > heads else fit.stacked
+        fit = varpro.fit(fit.batches, without_cheapest(fit)[0])
+    return without_cheapest(fit)[0] if fit.heads > heads else fit.theta
 
 
 def without_cheapest(fit: Fit) -> tuple[Array, int]:
     """The attention matrices without the head that costs least to drop, and which one that is."""
-    dim = fit.cut.dim
+    dim = fit.batches.dim
     drop = int(np.argmin(varpro.cost_of_dropping(fit)))
-    kept = [fit.stacked[:, i * dim : (i + 1) * dim] for i in range(fit.heads) if i != drop]
-    return backend.namespace(fit.stacked).concat(kept, axis=1), drop
+    kept = [fit.theta[:, i * dim : (i + 1) * dim] for i in range(fit.heads) if i != drop]
+    return backend.namespace(fit.theta).concat(kept, axis=1), drop
 
 
 def missing(
@@ -47,10 +47,10 @@ def missing(
     `problem` has them all, the fit may be one to few of them. `told` hears how far it is.
     """
     whole = fit
-    if fit.cut.examples < problem.examples:
-        whole = varpro.fit(problem.cut(fit.heads), fit.stacked, single=True)
-    found = correlations.span(whole.cut, 1, rng, whole.residuals, told)
-    return low_rank.nearest(found.stacked, problem.dim, rank)
+    if fit.batches.examples < problem.examples:
+        whole = varpro.fit(problem.batches(fit.heads), fit.theta, single=True)
+    found = correlations.span(whole.batches, 1, rng, whole.residuals, told)
+    return low_rank.nearest(found.theta, problem.dim, rank)
 
 
 def repaired(fit: Fit, head: Array) -> Array | None:
@@ -59,10 +59,10 @@ def repaired(fit: Fit, head: Array) -> Array | None:
     None if the new one explains less than any. To first order a head and its negative with a
     negative projection are the same: the better of the two is taken.
     """
-    xp = backend.namespace(fit.stacked)
+    xp = backend.namespace(fit.theta)
     tries = [
-        varpro.fit(fit.cut, xp.concat([fit.stacked, score * head], axis=1), single=True)
+        varpro.fit(fit.batches, xp.concat([fit.theta, score * head], axis=1), single=True)
         for score in (_SCORE, -_SCORE)
     ]
-    stacked, dropped = without_cheapest(min(tries, key=lambda one: one.loss))
-    return None if dropped == fit.heads else stacked
+    theta, dropped = without_cheapest(min(tries, key=lambda one: one.loss))
+    return None if dropped == fit.heads else theta

@@ -21,7 +21,7 @@ from onelayer.recovery.diagnosis import copies, noise
 from onelayer.recovery.diagnosis.advice import advice
 from onelayer.recovery.diagnosis.second_opinion import SecondOpinion
 from onelayer.recovery.gauss_newton import low_rank, varpro
-from onelayer.recovery.gauss_newton.stopping import Ending, Outcome
+from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome
 from onelayer.recovery.phases import driver, examples
 from onelayer.recovery.problem import AnyProblem, Frame, Positions, Problem
 from onelayer.recovery.reasons import Reason
@@ -122,7 +122,7 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     return _answer(task, fitted, outcome.state.fit, reason, certificate, opinion)
 
 
-def _searched(task: Task, search: Search, keeper: Keeper | None) -> Outcome:
+def _searched(task: Task, search: Search, keeper: Keeper | None) -> StageOutcome:
     """The outcome of a search; the best that it came to is kept also where it is interrupted."""
     try:
         unknown = task.heads == "auto"
@@ -144,13 +144,13 @@ def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     fitted = state.fitted
     with threads.single_threaded_blas(_product_size(fitted, state.heads or 1)):
         search = _search(task, fitted, state.other, log, rng)
-        stacked = low_rank.nearest(_heads_so_far(state), fitted.dim, task.rank)
+        theta = low_rank.nearest(_heads_so_far(state), fitted.dim, task.rank)
         outcome = None
         if task.polish and state.refusal is None:
-            outcome = search.polished(stacked, may_grow=task.heads == "auto")
+            outcome = search.polished(theta, may_grow=task.heads == "auto")
             fit = outcome.state.fit
         else:
-            fit = varpro.fit(fitted.cut(_heads(stacked)), stacked)
+            fit = varpro.fit(fitted.batches(_heads(theta)), theta)
         certificate = _certified(task, fit, fitted, held_out, rng)
     if state.refusal is not None:
         reason = state.refusal
@@ -178,17 +178,17 @@ def begin(task: Task, log: Log, rng: np.random.Generator) -> tuple[driver.State,
 def _heads_so_far(state: driver.State) -> Array:
     """The heads of phase 6, or the best guess of the phase that was reached, side by side."""
     if state.found is not None:
-        return state.found.fit.stacked
+        return state.found.fit.theta
     dim = state.fitted.dim
     point = np.zeros((dim, dim))
     if state.sculpture is not None:
         point = state.sculpture.centre.reshape(dim, dim)
     heads = np.broadcast_to(point, (state.heads or 1, dim, dim))
-    return dense.stack(backend.like(np.array(heads), state.fitted.X))
+    return dense.pack(backend.like(np.array(heads), state.fitted.X))
 
 
-def _heads(stacked: Array) -> int:
-    return int(stacked.shape[1] // stacked.shape[0])
+def _heads(theta: Array) -> int:
+    return int(theta.shape[1] // theta.shape[0])
 
 
 def _search(
@@ -227,7 +227,7 @@ def _answer(
     opinion: SecondOpinion | None = None,
 ) -> Answer:
     sample = backend.floating(task.given.source.samples[0])
-    layer = posed.layer(fit.stacked, fit.weights).to(sample)
+    layer = posed.layer(fit.theta, fit.weights).to(sample)
     dim, scale = task.given.shape[2], posed.output_scale
     words = advice(reason, certificate, dim, task.head_tol, task.rounding, scale, opinion)
     return Answer(layer, reason, words, fit.error, certificate)
@@ -289,7 +289,7 @@ def _product_size(fitted: AnyProblem, heads: int | Literal["auto"]) -> float:
 
 
 def _reason(
-    outcome: Outcome,
+    outcome: StageOutcome,
     certificate: Certificate,
     fitted: AnyProblem,
     task: Task,
@@ -311,7 +311,7 @@ def _reason(
 
 
 def _why_unsolved(
-    outcome: Outcome, overfitted: bool, held_out_error: float, richer_error: float
+    outcome: StageOutcome, overfitted: bool, held_out_error: float, richer_error: float
 ) -> Reason:
     if outcome.ending is Ending.BUDGET:
         return Reason.BUDGET_SPENT

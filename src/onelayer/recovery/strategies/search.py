@@ -34,7 +34,7 @@ from onelayer.array.backend import Array
 from onelayer.recovery.diagnosis import noise
 from onelayer.recovery.gauss_newton import levenberg_marquardt, low_rank, varpro
 from onelayer.recovery.gauss_newton.batches import Block
-from onelayer.recovery.gauss_newton.stopping import Ending, Ends, Outcome
+from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome, StoppingRule
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.problem import AnyProblem, Problem
 from onelayer.recovery.strategies import correlations, head_swaps, plan
@@ -73,7 +73,7 @@ _ELIMINATION = 1e-10  # and so is one this good: the regression loses that where
 class Doubt(Protocol):
     """A second opinion on an outcome: a better one, or that another model explains the examples."""
 
-    def improved(self, search: Search, outcome: Outcome) -> Outcome: ...
+    def improved(self, search: Search, outcome: StageOutcome) -> StageOutcome: ...
     @property
     def suspicious(self) -> bool: ...
 
@@ -99,58 +99,60 @@ class Search:
     products: int = 0  # with S, so far
     effort: float = 0.0  # seconds that they take, by their operations
 
-    def start(self, heads: int, gait: levenberg_marquardt.Gait) -> Array:
+    def start(self, heads: int, policy: levenberg_marquardt.StepPolicy) -> Array:
         """Random attention matrices with small scores: all heads near uniform attention."""
         shape = (self.problem.query_dim, heads * self.problem.dim)
-        entries = self.rng.standard_normal(shape) * (gait.start_score / self.problem.dim)
-        stacked = backend.like(entries, self.problem.whitening)
-        return low_rank.nearest(stacked, self.problem.dim, self.rank)
+        entries = self.rng.standard_normal(shape) * (policy.start_score / self.problem.dim)
+        theta = backend.like(entries, self.problem.whitening)
+        return low_rank.nearest(theta, self.problem.dim, self.rank)
 
     def stage(
         self,
         name: str,
-        stacked: Array,
-        gait: levenberg_marquardt.Gait = levenberg_marquardt.BRISK,
+        theta: Array,
+        policy: levenberg_marquardt.StepPolicy = levenberg_marquardt.FAST,
         problem: AnyProblem | None = None,
         target: float | None = None,
         eager: bool = False,
-    ) -> Outcome:
-        """Steps from `stacked` until the stage ends; on all training examples by default.
+    ) -> StageOutcome:
+        """Steps from `theta` until the stage ends; on all training examples by default.
 
         An eager stage is left sooner, for something better.
         """
-        allowed = low_rank.tangent(stacked, self.problem.dim, self.rank)
-        heads = int(stacked.shape[1] // self.problem.dim)
+        allowed = low_rank.tangent(theta, self.problem.dim, self.rank)
+        heads = int(theta.shape[1] // self.problem.dim)
         dear = self.is_large(heads)
         state = levenberg_marquardt.begin(
-            (problem or self.problem).cut(heads),
-            stacked,
+            (problem or self.problem).batches(heads),
+            theta,
             allowed,
-            gait,
+            policy,
             weighted=dear
-            and gait is levenberg_marquardt.BRISK,  # a gentle search may have a head to spare
+            and policy is levenberg_marquardt.FAST,  # a gentle search may have a head to spare
             coarse=dear,
         )
-        ends = Ends(
+        rule = StoppingRule(
             target=self.tol if target is None else target,
             eager=eager,
             scarce=problem is not None,
             exact=self._exact if dear or self.rounding > _COARSE_ROUNDING else 0.0,
         )
-        outcome = self._steps(name, state, ends)
+        outcome = self._steps(name, state, rule)
         return replace(outcome, state=levenberg_marquardt.in_full(outcome.state))
 
-    def _steps(self, name: str, state: levenberg_marquardt.State, ends: Ends) -> Outcome:
+    def _steps(
+        self, name: str, state: levenberg_marquardt.SolverState, rule: StoppingRule
+    ) -> StageOutcome:
         losses = [state.fit.loss]
         self.log.add(name, state)
-        while (ending := ends.ending(state, losses)) is None:
-            if ends.eager and ends.scarce and self._overfits(state.fit):
-                return Outcome(state, Ending.OVERFITTED)
+        while (ending := rule.ending(state, losses)) is None:
+            if rule.eager and rule.scarce and self._overfits(state.fit):
+                return StageOutcome(state, Ending.OVERFITTED)
             if self.log.spent:
-                return Outcome(state, Ending.BUDGET)
+                return StageOutcome(state, Ending.BUDGET)
             if self.hopeless:
-                return Outcome(state, Ending.STUCK)
-            state = levenberg_marquardt.step(state, self.rng, self.log.late, ends.exact)
+                return StageOutcome(state, Ending.STUCK)
+            state = levenberg_marquardt.step(state, self.rng, self.log.late, rule.exact)
             self._count(state)
             losses.append(state.fit.loss)
             self.log.add(name, state)
@@ -158,12 +160,12 @@ class Search:
             ending = Ending.REACHED
         elif ending is Ending.STATIONARY and self.log.late():  # a step that was broken off
             ending = Ending.BUDGET
-        return Outcome(state, ending)
+        return StageOutcome(state, ending)
 
-    def _count(self, state: levenberg_marquardt.State) -> None:
+    def _count(self, state: levenberg_marquardt.SolverState) -> None:
         """Add a step to the effort: its products, and a fit that costs about three of them."""
         count = state.products + 3
-        operations = self._product_operations(state.fit.cut.examples, state.fit.heads)
+        operations = self._product_operations(state.fit.batches.examples, state.fit.heads)
         self.products += count
         self.effort += count * (_SECONDS_PER_CALL + operations * _SECONDS_PER_OPERATION)
 
@@ -190,22 +192,22 @@ class Search:
     def located(self, heads: int) -> Array:
         """Heads within the span that correlations show, of the rank asked for."""
         self.log.stage = "correlations"
-        cut = self.problem.cut(heads)
-        found = correlations.span(cut, heads, self.rng, told=self.log.passing)
+        batches = self.problem.batches(heads)
+        found = correlations.span(batches, heads, self.rng, told=self.log.passing)
         shares = found.strengths / (found.strengths[0] or 1.0)
         note = "singular values " + ", ".join(f"{share:.2f}" for share in shares)
         self.log.measured("correlations", heads, Measured(self.problem.examples, 1.0, note))
         rows = self.problem.equations / (self.problem.examples * self.problem.out_dim)
         enough = math.ceil(_LOCATED_ROWS * heads * self.problem.dim / rows)
-        few = self.problem.sample(min(enough, self.problem.examples)).cut(heads)
+        few = self.problem.sample(min(enough, self.problem.examples)).batches(heads)
         allowed = correlations.within(found, few)
         state = levenberg_marquardt.begin(few, found.drawn(heads, self.rng), allowed, coarse=True)
-        outcome = self._steps("within the span", state, Ends(self.tol, least_gain=_LOCATED))
-        return low_rank.nearest(outcome.state.fit.stacked, self.problem.dim, self.rank)
+        outcome = self._steps("within the span", state, StoppingRule(self.tol, least_gain=_LOCATED))
+        return low_rank.nearest(outcome.state.fit.theta, self.problem.dim, self.rank)
 
-    def first_heads(self, heads: int, gait: levenberg_marquardt.Gait) -> Array:
+    def first_heads(self, heads: int, policy: levenberg_marquardt.StepPolicy) -> Array:
         """Where to begin: blindly where steps are cheap, else where correlations say."""
-        return self.located(heads) if self.is_large(heads) else self.start(heads, gait)
+        return self.located(heads) if self.is_large(heads) else self.start(heads, policy)
 
     def is_large(self, heads: int) -> bool:
         """Whether steps are so dear that the first heads are not to be a blind guess."""
@@ -220,38 +222,38 @@ class Search:
     def run(
         self,
         name: str,
-        stacked: Array,
+        theta: Array,
         heads: int,
-        gait: levenberg_marquardt.Gait,
+        policy: levenberg_marquardt.StepPolicy,
         attempt: int = 0,
-    ) -> Outcome:
+    ) -> StageOutcome:
         """A stage on few examples where there are many, then on all; pruned to `heads` at the end.
 
         The stage on few examples goes on to the end, which without noise leaves nothing to do for
         all of them. Where it is stuck, or fits its examples alone, it sees twice as many, and so
         does each further attempt: more examples, fewer bad minima.
         """
-        found = int(stacked.shape[1] // self.problem.dim)
-        large = gait is levenberg_marquardt.BRISK and self.is_large(found)
-        staged: Callable[..., Outcome] = self.repaired_stage if large else self.stage
+        found = int(theta.shape[1] // self.problem.dim)
+        large = policy is levenberg_marquardt.FAST and self.is_large(found)
+        staged: Callable[..., StageOutcome] = self.repaired_stage if large else self.stage
         while (part := self._few(found, attempt)) is not None:
-            few = staged(f"{name}, few examples", stacked, gait, part, self.tol / 3)
-            stacked, gait, attempt = few.state.fit.stacked, levenberg_marquardt.BRISK, attempt + 1
+            few = staged(f"{name}, few examples", theta, policy, part, self.tol / 3)
+            theta, policy, attempt = few.state.fit.theta, levenberg_marquardt.FAST, attempt + 1
             if large and found == heads and (self.log.late() or self._is_exact(few)):
                 return few  # a fit to all of them would only cost
             if few.ending not in (Ending.STUCK, Ending.OVERFITTED):
                 break
-        outcome = staged(name, stacked, gait)
+        outcome = staged(name, theta, policy)
         if large and outcome.ending is Ending.STUCK:
-            outcome = self.stage(name, outcome.state.fit.stacked, gait)  # no longer eager
+            outcome = self.stage(name, outcome.state.fit.theta, policy)  # no longer eager
         if outcome.state.fit.heads > heads:
             self.richer_error = min(self.richer_error, self.decide(name, outcome))
             outcome = self.stage(
-                f"{name}, pruned", head_swaps.prune(outcome.state.fit, heads), gait
+                f"{name}, pruned", head_swaps.prune(outcome.state.fit, heads), policy
             )
         return outcome
 
-    def _is_exact(self, few: Outcome) -> bool:
+    def _is_exact(self, few: StageOutcome) -> bool:
         """Whether a fit to few examples is exact, and as much so on others."""
         if few.ending is not Ending.REACHED:
             return False
@@ -263,13 +265,13 @@ class Search:
     def repaired_stage(
         self,
         name: str,
-        stacked: Array,
-        gait: levenberg_marquardt.Gait = levenberg_marquardt.BRISK,
+        theta: Array,
+        policy: levenberg_marquardt.StepPolicy = levenberg_marquardt.FAST,
         problem: AnyProblem | None = None,
         target: float | None = None,
-    ) -> Outcome:
+    ) -> StageOutcome:
         """A stage that puts in a missing head whenever it is stuck, as long as that helps."""
-        outcome = self.stage(name, stacked, gait, problem, target, eager=True)
+        outcome = self.stage(name, theta, policy, problem, target, eager=True)
         while outcome.ending is Ending.STUCK and not self.log.spent:
             fit, told = outcome.state.fit, self.log.passing
             self.log.stage = "correlations of what is left over"
@@ -278,7 +280,7 @@ class Search:
             if repaired is None:
                 break
             following = self.stage(
-                f"{name}, a head replaced", repaired, gait, problem, target, eager=True
+                f"{name}, a head replaced", repaired, policy, problem, target, eager=True
             )
             before, after = outcome.state.fit.loss, following.state.fit.loss
             outcome = following if after < before else outcome
@@ -307,23 +309,23 @@ class Search:
         """How well so many heads are determined by counting."""
         return self.problem.equations / self.problem.unknowns(heads, self.rank)
 
-    def known_heads(self, heads: int) -> Outcome:
+    def known_heads(self, heads: int) -> StageOutcome:
         """The best outcome for a known number of heads, over a first start and escapes."""
         large = self.is_large(heads)
         scarce = self.equations_per_unknown(heads) < _SCARCE_EQUATIONS
-        gait = levenberg_marquardt.GENTLE if scarce and not large else levenberg_marquardt.BRISK
+        policy = levenberg_marquardt.CAUTIOUS if scarce and not large else levenberg_marquardt.FAST
         if large:
             examples = min(self._enough(heads), self.problem.examples)
             expected = plan.plan(self.problem, heads, examples)
             self.log.measured("plan", heads, Measured(examples, 1.0, str(expected)))
         if self.begun is None:
-            first = self.run("start", self.first_heads(heads, gait), heads, gait)
+            first = self.run("start", self.first_heads(heads, policy), heads, policy)
         else:
-            first = self.run("resumed", self.begun, heads, gait)
+            first = self.run("resumed", self.begun, heads, policy)
         hopeless = self.equations_per_unknown(heads) < 1
         return first if hopeless else self.escapes(first)
 
-    def escapes(self, best: Outcome) -> Outcome:
+    def escapes(self, best: StageOutcome) -> StageOutcome:
         """Improve on an outcome by growing it and by fresh starts, until it is explained.
 
         What is left over counts as noise once growing could not improve on it, a fresh start has
@@ -346,13 +348,13 @@ class Search:
                 spare = 0
             grow = attempt % 2 == 1 and spare > 0
             if grow:
-                name, stacked = f"grow {attempt}", self.grown(best.state.fit, spare)
+                name, theta = f"grow {attempt}", self.grown(best.state.fit, spare)
             else:
-                name, stacked = (
+                name, theta = (
                     f"restart {attempt}",
-                    self.first_heads(heads + spare, levenberg_marquardt.GENTLE),
+                    self.first_heads(heads + spare, levenberg_marquardt.CAUTIOUS),
                 )
-            outcome = self.run(name, stacked, heads, levenberg_marquardt.GENTLE, attempt)
+            outcome = self.run(name, theta, heads, levenberg_marquardt.CAUTIOUS, attempt)
             grown = grown or grow or spare == 0
             same = self.same(best, outcome)
             # Bad minima leave far more than this: there heads that grow back are enough.
@@ -367,16 +369,16 @@ class Search:
                 grown, refused = grown and same, refused and same
                 best = outcome
         if self.log.spent and not best.solved:
-            best = Outcome(best.state, Ending.BUDGET)
+            best = StageOutcome(best.state, Ending.BUDGET)
         return best
 
-    def polished(self, stacked: Array, may_grow: bool) -> Outcome:
+    def polished(self, theta: Array, may_grow: bool) -> StageOutcome:
         """Steps from heads that are nearly right, to an exact fit or to noise.
 
         Where that fails one more head is tried: it is taken if it explains everything and the
         number of heads `may_grow`, and otherwise shows whether there were too few.
         """
-        outcome = self.stage("polish", stacked)
+        outcome = self.stage("polish", theta)
         heads = outcome.state.fit.heads
         enough = self.equations_per_unknown(heads + 1) > _FEWEST_EQUATIONS
         if not outcome.solved and enough and not self.log.spent:
@@ -387,7 +389,7 @@ class Search:
                 return richer
         if outcome.solved or self.log.spent:
             return outcome
-        return Outcome(outcome.state, outcome.ending, self.noise_remains(outcome.state.fit))
+        return StageOutcome(outcome.state, outcome.ending, self.noise_remains(outcome.state.fit))
 
     def noise_remains(self, fit: Fit) -> bool:
         """Whether neither more heads nor the inputs explain what a fit leaves over."""
@@ -406,28 +408,28 @@ class Search:
         """
         others = (self.judges or self.held_out).blocks(fit.heads)
         if isinstance(self.problem, Problem):
-            return [block for chunk in fit.cut.chunks.collect() for block in chunk], others
+            return [block for chunk in fit.batches.chunks.collect() for block in chunk], others
         return list(self.problem.sample(_JUDGED).blocks(fit.heads)), others
 
-    def same(self, first: Outcome, second: Outcome) -> bool:
+    def same(self, first: StageOutcome, second: StageOutcome) -> bool:
         """Whether two outcomes are one minimum: equal losses, equal heads."""
         fits = first.state.fit, second.state.fit
         if abs(fits[0].loss - fits[1].loss) > _SAME_LOSS * fits[0].loss:
             return False
-        layers = [self.problem.in_whitened_coordinates(fit.stacked, fit.weights) for fit in fits]
+        layers = [self.problem.in_whitened_coordinates(fit.theta, fit.weights) for fit in fits]
         return bool(layers[1].distance(layers[0]).attention.max() < _SAME_HEADS)
 
     def grown(self, fit: Fit, extra: int) -> Array:
         """The heads of a fit and `extra` ones beside them: random, or where residuals say."""
-        xp = backend.namespace(fit.stacked)
+        xp = backend.namespace(fit.theta)
         if self.is_large(fit.heads):
-            found = correlations.span(fit.cut, extra, self.rng, fit.residuals)
+            found = correlations.span(fit.batches, extra, self.rng, fit.residuals)
             more = low_rank.nearest(found.drawn(extra, self.rng), self.problem.dim, self.rank)
         else:
-            more = self.start(extra, levenberg_marquardt.BRISK)
-        return xp.concat([fit.stacked, more], axis=1)
+            more = self.start(extra, levenberg_marquardt.FAST)
+        return xp.concat([fit.theta, more], axis=1)
 
-    def unknown_heads(self) -> Outcome:
+    def unknown_heads(self) -> StageOutcome:
         """The smallest number of heads that explains the examples.
 
         Heads are added, one and then half as many again, until the examples are explained or the
@@ -435,14 +437,14 @@ class Search:
         long as the rest explains the examples as well. Every decision leaves its held-out error in
         the trace.
         """
-        gait = levenberg_marquardt.BRISK
-        heads, name, stacked = 1, "1 head", self.begun
-        if stacked is None:
-            stacked = self.start(heads, gait)
+        policy = levenberg_marquardt.FAST
+        heads, name, theta = 1, "1 head", self.begun
+        if theta is None:
+            theta = self.start(heads, policy)
         else:
-            heads = int(stacked.shape[1] // self.problem.dim)
+            heads = int(theta.shape[1] // self.problem.dim)
             name = f"resumed with {heads} head{'s' * (heads > 1)}"
-        best = self.run(name, stacked, heads, gait)
+        best = self.run(name, theta, heads, policy)
         best_error = self.decide(name, best)
         failures = 0
         while not best.solved and not self.log.spent and failures < 2:
@@ -450,8 +452,8 @@ class Search:
             if self.equations_per_unknown(heads) < _FEWEST_EQUATIONS:
                 break
             name = f"{heads} heads"
-            stacked = self.grown(best.state.fit, heads - best.state.fit.heads)
-            outcome = self.run(name, stacked, heads, gait, attempt=failures)
+            theta = self.grown(best.state.fit, heads - best.state.fit.heads)
+            outcome = self.run(name, theta, heads, policy, attempt=failures)
             error = self.decide(name, outcome)
             if outcome.solved or error < 0.95 * best_error:
                 best, best_error, failures = outcome, error, 0
@@ -460,7 +462,7 @@ class Search:
         best = self.fewest_heads(best, best_error)
         return best if best.solved else self.escapes(best)
 
-    def fewest_heads(self, best: Outcome, best_error: float) -> Outcome:
+    def fewest_heads(self, best: StageOutcome, best_error: float) -> StageOutcome:
         """Take heads away as long as the examples stay explained."""
         while best.state.fit.heads > 1 and not self.log.spent:
             heads = best.state.fit.heads - 1
@@ -476,7 +478,7 @@ class Search:
             best, best_error = outcome, error
         return best
 
-    def decide(self, name: str, outcome: Outcome) -> float:
+    def decide(self, name: str, outcome: StageOutcome) -> float:
         """The held-out error of an outcome, written to the trace as the ground of a decision."""
         fit = outcome.state.fit
         error = varpro.held_out_error(fit, self.held_out)
