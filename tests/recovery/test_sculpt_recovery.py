@@ -350,13 +350,13 @@ def test_shapes_that_cannot_be_sculpted_are_refused(shape, message):
 def test_a_display_is_told_of_every_pass_over_the_examples(monkeypatch):
     _, X, Y = examples(n=20_000)
     told = []
-    working = display.Display.working
+    report = display.Display.report
 
     def listen(self, stage, share):
         told.append((stage, share))
-        working(self, stage, share)
+        report(self, stage, share)
 
-    monkeypatch.setattr(display.Display, "working", listen)
+    monkeypatch.setattr(display.Display, "report", listen)
     recover(X, Y, heads=2, method="sculpt", polish=False, progress=True)
     assert {stage for stage, _ in told} >= {
         "whitening",

@@ -24,23 +24,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
+from onelayer.data.progress import Progress as Progress
+from onelayer.data.progress import no_progress as no_progress
 
 KEPT_BYTES = 2 * 2**30  # held in memory between two passes
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-Progress: TypeAlias = Callable[[float], None]  # called with the share of a pass that is done
-
-
-def no_progress(_share: float) -> None:
-    """Report nothing."""
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from onelayer.recovery import display, validation
 from onelayer.recovery.certificate import Certificate
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.strategies import methods
-from onelayer.recovery.strategies.checkpoint import path_of, read
+from onelayer.recovery.strategies.checkpoint import checked_path, load
 from onelayer.recovery.strategies.methods import Answer, Task
-from onelayer.recovery.trace import Log, Measured, TraceRow
+from onelayer.recovery.trace import Log, TraceRow
 
 _ROWS_TO_SCULPT = 100  # per entry of an attention matrix: with fewer it is not worth trying
 
@@ -133,23 +133,24 @@ def recover(
         max_seconds = checks.positive_number(max_seconds, "max_seconds")
     if not isinstance(polish, bool):
         raise TypeError(f"polish is {polish!r}, expected True or False")
-    kept = path_of(checkpoint, resume)
+    kept = checked_path(checkpoint, resume)
     if kept is not None and method == "sculpt":
         raise ValueError("checkpoint is given with method 'sculpt', which keeps none")
     backend.check_device(device)
     rng = np.random.default_rng(seed)
     with _listening(progress) as listener:
-        shown = listener if isinstance(listener, display.Display) else None
-        log = Log(max_steps, max_seconds, listener, shown.working if shown else None)
+        log = Log(max_steps, max_seconds, listener)
+        if isinstance(listener, display.Display):
+            log.report = listener.report
         log.stage = "looking at the examples"
-        given = validation.examples(X, Y, mask, device, log.passing)
+        given = validation.examples(X, Y, mask, device, log.progress)
         if method == "sculpt":
             validation.sculpting(given, heads, bias=bias, causal=causal)
         rank = validation.known_rank(rank, given.shape[2])
         resumed = None
         if kept is not None and resume:
             known = None if heads == "auto" else heads
-            resumed = read(kept, known, given.shape[2:], bias)
+            resumed = load(kept, known, given.shape[2:], bias)
         task = Task(
             given, heads, rank, bias, causal, tol, device, restarts, polish, head_tol, kept, resumed
         )
@@ -206,7 +207,7 @@ def _can_be_sculpted(task: Task) -> bool:
 def _choose(task: Task, log: Log, why: str) -> None:
     """A row of the trace for a choice of method; an error of 1 is that of no layer at all."""
     heads = 0 if task.heads == "auto" else task.heads
-    log.measured("auto", heads, Measured(task.given.shape[0], 1.0, why))
+    log.write("auto", heads, task.given.shape[0], 1.0, note=why)
 
 
 def _listening(progress: Progress) -> AbstractContextManager[Callable[[TraceRow], None] | None]:

@@ -17,9 +17,9 @@ from onelayer.recovery.trace import TraceRow
 
 @dataclass
 class Display:
-    """Shows the latest step of a recovery: called with every row, and during passes over data.
+    """Shows the latest row of the trace, and the progress of passes over the examples.
 
-    What it is expected to take, where the trace says so, stays in sight.
+    The estimate of memory and time, where the trace has one, stays visible.
     """
 
     view: Live
@@ -28,15 +28,22 @@ class Display:
     def __call__(self, row: TraceRow) -> None:
         if row.stage == "plan":
             self.plan = row.note
-        self._show(_line(row))
+        self._show(
+            f"[bold]{row.stage}[/bold]",
+            f"step {row.step}",
+            f"{row.heads or '?'} heads",
+            f"{row.examples} examples",
+            f"relative error [cyan]{row.error:.1e}[/cyan]",
+            _Clock(row.seconds),
+        )
 
-    def working(self, stage: str, share: float) -> None:
-        """How far a stage is that goes through the examples."""
-        table = Table.grid(padding=(0, 2))
-        table.add_row(f"[bold]{stage}[/bold]", f"{share:.0%} of the way through the examples")
-        self._show(table)
+    def report(self, stage: str, share: float) -> None:
+        """Show the share of a pass over the examples that a stage has done."""
+        self._show(f"[bold]{stage}[/bold]", f"{share:.0%} of the examples")
 
-    def _show(self, line: Table) -> None:
+    def _show(self, *cells: str | _Clock) -> None:
+        line = Table.grid(padding=(0, 2))
+        line.add_row(*cells)
         self.view.update(Group(Text(self.plan, style="dim"), line) if self.plan else line)
 
 
@@ -49,22 +56,9 @@ def live(console: Console | None = None) -> Iterator[Display]:
         yield Display(view)
 
 
-def _line(row: TraceRow) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_row(
-        f"[bold]{row.stage}[/bold]",
-        f"step {row.step}",
-        f"{row.heads or '?'} heads",
-        f"{row.examples} examples",
-        f"relative error [cyan]{row.error:.1e}[/cyan]",
-        _Clock(row.seconds),
-    )
-    return table
-
-
 @dataclass(frozen=True)
 class _Clock:
-    """Seconds that go on with every refresh: large steps take their time."""
+    """Elapsed seconds, updated with every refresh: large steps take minutes."""
 
     seconds: float
     seen: float = field(default_factory=lambda: monotonic())

@@ -1,4 +1,4 @@
-"""The trace of a recovery: one row a step, and the budget that is counted in its rows."""
+"""The trace of a recovery: one row per step, and the budget that is counted in rows."""
 
 from __future__ import annotations
 
@@ -6,97 +6,111 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from onelayer.recovery.gauss_newton.levenberg_marquardt import SolverState
-from onelayer.recovery.gauss_newton.varpro import Fit
+from onelayer.data.progress import StageProgress, no_stage_progress
 
 
 @dataclass(frozen=True)
 class TraceRow:
-    """One step: which stage, on how many heads and examples, what it reached at which cost.
+    """One step of a recovery.
 
-    `error` is the relative root mean square error on the examples of the stage; in the six phases
-    it is the relative error of what the phase estimated, measured as `note` says.
+    Attributes
+    ----------
+    step : int
+        Number of the row, from 0.
+    stage : str
+        Name of the stage that the step belongs to.
+    heads : int
+        Number of heads of the model; 0 while it is not known.
+    examples : int
+        Number of examples that the step used.
+    error : float
+        Relative root mean square error on these examples. In the six phases of
+        ``method="sculpt"`` it is the relative error of what the phase estimated, measured as
+        `note` says.
+    damping : float
+        Levenberg-Marquardt damping for the next step, relative to the mean curvature.
+    products : int
+        Products with the Gauss-Newton matrix that the step took.
+    seconds : float
+        Time since the recovery started.
+    held_out_error : float or None
+        Relative error on held-out examples, where a decision depends on it.
+    note : str
+        What was measured or decided, in words; empty for most steps.
+    phase : int or None
+        Number of the phase, 1 to 6, for rows of the six phases.
     """
 
     step: int
     stage: str
-    heads: int  # 0 while their number is not known
+    heads: int
     examples: int
     error: float
     damping: float
     products: int
     seconds: float
-    held_out_error: float | None = None  # measured where a decision rests on it
+    held_out_error: float | None = None
     note: str = ""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a phase estimated: from how many examples, with which error, in words."""
-
-    examples: int
-    error: float
-    note: str
+    phase: int | None = None
 
 
 @dataclass
 class Log:
-    """The trace, the budget and the listener: what every stage writes to."""
+    """The trace so far, the budget, and the listeners of one recovery."""
 
     max_steps: int
     max_seconds: float | None
-    listener: Callable[[TraceRow], None] | None = None
-    working: Callable[[str, float], None] | None = None  # told how far a pass over the data is
-    keep: Callable[[Fit], None] | None = None  # told of every fit, to keep the best of them
-    stage: str = ""  # the one that is under way
+    listener: Callable[[TraceRow], None] | None = None  # called with every row
+    report: StageProgress = no_stage_progress  # called during passes over the examples
+    stage: str = ""  # the current stage, for `progress`
     rows: list[TraceRow] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
 
-    def add(self, stage: str, state: SolverState, held_out_error: float | None = None) -> None:
-        """A row for a state after a step or, with its held-out error, after a stage."""
-        fit = state.fit
-        if self.keep is not None:
-            self.keep(fit)
-        self._write(
-            TraceRow(
-                step=len(self.rows),
-                stage=stage,
-                heads=fit.heads,
-                examples=fit.batches.examples,
-                error=fit.error,
-                damping=state.damping,
-                products=state.products if held_out_error is None else 0,
-                seconds=self.seconds,
-                held_out_error=held_out_error,
-            )
+    def write(
+        self,
+        stage: str,
+        heads: int,
+        examples: int,
+        error: float,
+        *,
+        damping: float = 0.0,
+        products: int = 0,
+        held_out_error: float | None = None,
+        note: str = "",
+        phase: int | None = None,
+    ) -> None:
+        """Append a row to the trace, and pass it to the listener."""
+        row = TraceRow(
+            len(self.rows),
+            stage,
+            heads,
+            examples,
+            error,
+            damping,
+            products,
+            self.seconds,
+            held_out_error,
+            note,
+            phase,
         )
-
-    def measured(self, stage: str, heads: int, measured: Measured) -> None:
-        """A row for a phase, or for a choice that was made."""
-        count, error, note = measured.examples, measured.error, measured.note
-        step, seconds = len(self.rows), self.seconds
-        self._write(TraceRow(step, stage, heads, count, error, 0.0, 0, seconds, None, note))
-
-    def passing(self, share: float) -> None:
-        """A pass over the examples of the stage under way has come so far."""
-        if self.working is not None:
-            self.working(self.stage, share)
-
-    def _write(self, row: TraceRow) -> None:
         self.rows.append(row)
         if self.listener is not None:
             self.listener(row)
 
+    def progress(self, share: float) -> None:
+        """Report the share of a pass over the examples that the current stage has done."""
+        self.report(self.stage, share)
+
     @property
     def seconds(self) -> float:
-        """Time since the search began."""
+        """Time since the recovery started."""
         return time.perf_counter() - self.started
 
     def late(self) -> bool:
-        """Whether the time is spent."""
+        """Whether the time limit is exceeded."""
         return self.max_seconds is not None and self.seconds > self.max_seconds
 
     @property
     def spent(self) -> bool:
-        """Whether the budget is."""
+        """Whether the limit of steps or of time is reached."""
         return self.late() or len(self.rows) >= self.max_steps

@@ -15,7 +15,7 @@ from onelayer.recovery.phases.driver import State
 from onelayer.recovery.phases.polytope import Body
 from onelayer.recovery.phases.projection_sum import Estimate
 from onelayer.recovery.phases.sculpt import Sculpture
-from onelayer.recovery.trace import Log, Measured
+from onelayer.recovery.trace import Log
 
 STAGES = [
     "phase 1: crude sum of projections",
@@ -361,12 +361,12 @@ def test_sum_and_body_are_made_again_while_the_sum_is_poor_and_gets_better(
     def with_error(error):
         def phase(state):
             estimate = Estimate(None, next(coming) if error is None else error, 1)
-            return replace(state, sum=estimate), Measured(1, estimate.error, "")
+            return replace(state, sum=estimate), driver.Measurement(1, estimate.error, "")
 
         return phase
 
     def nothing(state):
-        return state, Measured(1, 0.0, "")
+        return state, driver.Measurement(1, 0.0, "")
 
     monkeypatch.setattr(driver, "crude_sum", with_error(0.4))
     monkeypatch.setattr(driver, "refined_sum", with_error(None))
@@ -382,10 +382,10 @@ def test_a_round_that_makes_the_sum_worse_is_forgotten(monkeypatch):
 
     def worse(state):
         estimate = Estimate(None, next(errors), 1)
-        return replace(state, sum=estimate), Measured(1, estimate.error, "")
+        return replace(state, sum=estimate), driver.Measurement(1, estimate.error, "")
 
     def nothing(state):
-        return state, Measured(1, 0.0, "")
+        return state, driver.Measurement(1, 0.0, "")
 
     monkeypatch.setattr(driver, "refined_sum", worse)
     for name in ("sculpted", "extracted", "solved"):
@@ -393,7 +393,7 @@ def test_a_round_that_makes_the_sum_worse_is_forgotten(monkeypatch):
     monkeypatch.setattr(
         driver,
         "crude_sum",
-        lambda state: (replace(state, sum=Estimate(None, 0.4, 1)), Measured(1, 0.4, "")),
+        lambda state: (replace(state, sum=Estimate(None, 0.4, 1)), driver.Measurement(1, 0.4, "")),
     )
     state, rows = ran(State(None, None, None, heads=2))
     assert [row.error for row in rows if row.stage == STAGES[2]] == [0.2, 0.3]

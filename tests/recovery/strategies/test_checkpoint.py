@@ -48,17 +48,17 @@ def fit_with(error, fit, examples=400):
 
 @pytest.fixture
 def kept(path, monkeypatch):
-    """When a keeper has written, of fits that it was offered at some seconds."""
+    """When a checkpointer has written, of fits that it was offered at some seconds."""
     layer, X, _ = examples()
     case = solved_case(layer, X)
     now = [0.0]
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
 
     def times(offers, **options):
-        keeper = checkpoint.Keeper(path, case.problem(), **options)
+        checkpointer = checkpoint.Checkpointer(path, case.problem(), **options)
         for second, *offer in offers:
             now[0] = float(second)
-            keeper.offer(fit_with(offer[0], case.fit(), *offer[1:]))
+            checkpointer.offer(fit_with(offer[0], case.fit(), *offer[1:]))
             if path.exists():
                 path.unlink()
                 yield second
@@ -173,7 +173,7 @@ import time
 import numpy as np
 import onelayer as ol
 from onelayer.recovery.strategies import checkpoint
-checkpoint._EVERY = 0.0
+checkpoint._SECONDS_BETWEEN_WRITES = 0.0
 layer = ol.AttentionLayer.random(heads=4, dim=16, scale=2.0, seed=0)
 X = ol.inputs.boolean(3000, 4, 16, seed=1)
 ol.recover(
@@ -210,7 +210,7 @@ def test_an_old_checkpoint_is_not_overwritten(path):
     _, X, Y = examples()
     recover(X, Y, heads=2, checkpoint=path)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="exists, expected resume=True to go on from it, or ano"):
+    with pytest.raises(ValueError, match="exists, expected resume=True to resume from it, or ano"):
         recover(X, Y, heads=2, checkpoint=path)
     assert path.read_bytes() == before
 
@@ -222,7 +222,7 @@ def test_an_old_checkpoint_is_not_overwritten(path):
         ({"resume": 1}, TypeError, "resume is 1, expected True or False"),
         ({"checkpoint": 3}, TypeError, "checkpoint is 3, expected a path or None"),
         ({"checkpoint": "{}"}, ValueError, "is a folder, expected a file"),
-        ({"checkpoint": "{}/no/x"}, ValueError, "is in no folder that exists, expected one"),
+        ({"checkpoint": "{}/no/x"}, ValueError, "is in a folder that does not exist"),
         ({"checkpoint": "{}/x", "resume": True}, ValueError, "does not exist, expected a file"),
         (
             {"checkpoint": "{}/x", "method": "sculpt"},
@@ -243,7 +243,7 @@ def test_wrong_arguments_are_refused(tmp_path, options, error, message):
     ("made", "options", "message"),
     [
         ({"dim": 5}, {}, r"has dim, out_dim = \(5, 5\), expected \(4, 4\) as the examples have"),
-        ({"heads": 1}, {}, "has 1 heads, expected 2 as asked for, or more"),
+        ({"heads": 1}, {}, "has 1 heads, expected at least 2"),
         ({"bias": True}, {}, "has biases, expected none as bias=False"),
         ({}, {"bias": True}, "has no biases, expected biases as bias=True"),
     ],

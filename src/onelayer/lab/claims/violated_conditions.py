@@ -97,8 +97,8 @@ def _stopped(found: Recovery) -> int | None:
     """The phase that refused to go on."""
     if found.reason in _THROUGH:
         return None
-    *_, last = (row.stage for row in found.trace if row.stage.startswith("phase"))
-    return int(last.removeprefix("phase ")[0])
+    *_, last = (row.phase for row in found.trace if row.phase is not None)
+    return last
 
 
 def judge(results: Results) -> list[Check]:

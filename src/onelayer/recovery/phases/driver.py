@@ -25,11 +25,20 @@ from onelayer.recovery.phases.projection_sum import Estimate
 from onelayer.recovery.phases.sculpt import Sculpture, sculpt
 from onelayer.recovery.problem import Problem
 from onelayer.recovery.reasons import Reason
-from onelayer.recovery.trace import Log, Measured
+from onelayer.recovery.trace import Log
 
 # Phases 3 and 4 are repeated while the sum is worse than this, and gets better by this factor.
 _MOST_ROUNDS, _GOOD_SUM, _WORTHWHILE = 4, 0.005, 0.7
 _FEWEST_IN_PROGRAM = 1024  # slabs of the quadratic program, or four per unknown
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a phase estimated: from how many examples, with which error, in words."""
+
+    examples: int
+    error: float
+    note: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +56,7 @@ class State:
     refusal: Reason | None = None
 
 
-Phase = Callable[[State], tuple[State, Measured]]
+Phase = Callable[[State], tuple[State, Measurement]]
 Watch = Callable[[str, State], None]
 
 
@@ -57,18 +66,19 @@ def run(state: State, log: Log, watch: Watch = lambda *_: None) -> State:
     `watch` is called after every phase with its name and the state.
     """
 
-    def take(name: str, phase: Phase, state: State) -> State:
-        taken = _take(name, phase, state, log)
+    def take(number: int, name: str, phase: Phase, state: State) -> State:
+        name = f"phase {number}: {name}"
+        taken = _take(number, name, phase, state, log)
         if taken is not state:
             watch(name, taken)
         return taken
 
     def rounded(state: State) -> State:
-        state = take("phase 3: refined sum", refined_sum, state)
-        return take("phase 4: sculpt again", sculpted, state)
+        state = take(3, "refined sum", refined_sum, state)
+        return take(4, "sculpt again", sculpted, state)
 
-    state = take("phase 1: crude sum of projections", crude_sum, state)
-    state = rounded(take("phase 2: sculpt", sculpted, state))
+    state = take(1, "crude sum of projections", crude_sum, state)
+    state = rounded(take(2, "sculpt", sculpted, state))
     for _ in range(_MOST_ROUNDS - 1):
         if not _GOOD_SUM < _error(state) < math.inf:
             break
@@ -77,10 +87,10 @@ def run(state: State, log: Log, watch: Watch = lambda *_: None) -> State:
         state = min(before, state, key=_error)  # a round that failed or did harm is forgotten
         if not gained:
             break
-    return take("phase 6: candidates", solved, take("phase 5: span", extracted, state))
+    return take(6, "candidates", solved, take(5, "span", extracted, state))
 
 
-def _take(name: str, phase: Phase, state: State, log: Log) -> State:
+def _take(number: int, name: str, phase: Phase, state: State, log: Log) -> State:
     """One phase, unless an earlier one refused or time is up."""
     if state.refusal is not None:
         return state
@@ -88,7 +98,9 @@ def _take(name: str, phase: Phase, state: State, log: Log) -> State:
         return replace(state, refusal=Reason.BUDGET_SPENT)
     log.stage = name
     state, measured = phase(state)
-    log.measured(name, state.heads or 0, measured)
+    log.write(
+        name, state.heads or 0, measured.examples, measured.error, note=measured.note, phase=number
+    )
     return state
 
 
@@ -97,37 +109,37 @@ def _error(state: State) -> float:
     return math.inf if state.sum is None or state.refusal is not None else state.sum.error
 
 
-def crude_sum(state: State) -> tuple[State, Measured]:
+def crude_sum(state: State) -> tuple[State, Measurement]:
     """Phase 1."""
     examples = state.examples
     if examples.out_dim < examples.tokens:
         text = f"{examples.tokens} tokens, outputs of dimension {examples.out_dim}"
-        return replace(state, refusal=Reason.AGREEMENT_HIDDEN), Measured(0, math.inf, text)
+        return replace(state, refusal=Reason.AGREEMENT_HIDDEN), Measurement(0, math.inf, text)
     estimate = projection_sum.crude(examples)
     text = "W by correlation; its error from the rows that agree best with it"
     refusal = None if math.isfinite(estimate.error) else Reason.AGREEMENT_HIDDEN
     state = replace(state, sum=estimate, refusal=refusal)
-    return state, Measured(examples.count, estimate.error, text)
+    return state, Measurement(examples.count, estimate.error, text)
 
 
-def sculpted(state: State) -> tuple[State, Measured]:
+def sculpted(state: State) -> tuple[State, Measurement]:
     """Phases 2 and 4."""
     assert state.sum is not None
     result = sculpt(state.examples, state.sum.projection_sum, state.sum.error, state.heads)
     count = state.examples.count
     if result is None:
         text = "too few slabs that are narrow and fit together"
-        return replace(state, refusal=Reason.TOO_FEW_AGREEMENTS), Measured(count, math.inf, text)
+        return replace(state, refusal=Reason.TOO_FEW_AGREEMENTS), Measurement(count, math.inf, text)
     body = result.body
     text = (
         f"{int(body.two_sided.sum())} slabs, {int((~body.two_sided).sum())} one-sided, "
         f"{result.rejected:.0%} rejected; how far two halves of them are apart"
     )
     error = affine_hull.distance_of_halves(body, result.free)
-    return replace(state, sculpture=result), Measured(count, error, text)
+    return replace(state, sculpture=result), Measurement(count, error, text)
 
 
-def refined_sum(state: State) -> tuple[State, Measured]:
+def refined_sum(state: State) -> tuple[State, Measurement]:
     """Phase 3."""
     assert state.sculpture is not None
     examples, dim = state.examples, state.examples.dim
@@ -138,23 +150,23 @@ def refined_sum(state: State) -> tuple[State, Measured]:
         point = state.sculpture.centre
     estimate = projection_sum.refined(examples, point.reshape(dim, dim))
     text = f"W from the {estimate.rows} rows with the largest margins; a bound from residuals"
-    measured = Measured(examples.count, estimate.error, text)
+    measured = Measurement(examples.count, estimate.error, text)
     if not math.isfinite(estimate.error):
         return replace(state, refusal=Reason.NO_LARGE_MARGINS), measured
     return replace(state, sum=estimate), measured
 
 
-def extracted(state: State) -> tuple[State, Measured]:
+def extracted(state: State) -> tuple[State, Measurement]:
     """Phase 5."""
     assert state.sculpture is not None
     space = affine_hull.extract(state.sculpture, state.heads)
     text = f"{len(space.basis)} free directions, gap {space.gap:.3g}; how far two halves are apart"
     refusal = None if affine_hull.has_clear_gap(space) else Reason.SPAN_NOT_FOUND
     state = replace(state, space=space, heads=space.heads, refusal=refusal)
-    return state, Measured(state.examples.count, space.error, text)
+    return state, Measurement(state.examples.count, space.error, text)
 
 
-def solved(state: State) -> tuple[State, Measured]:
+def solved(state: State) -> tuple[State, Measurement]:
     """Phase 6."""
     assert state.sculpture is not None
     assert state.space is not None
@@ -162,8 +174,8 @@ def solved(state: State) -> tuple[State, Measured]:
     count = state.fitted.examples
     if found is None:
         text = "no net in the body"
-        return replace(state, refusal=Reason.NO_CANDIDATES), Measured(count, math.inf, text)
+        return replace(state, refusal=Reason.NO_CANDIDATES), Measurement(count, math.inf, text)
     text = (
         f"{found.tuples} tuples of candidates, the best refined; the error is of held-out outputs"
     )
-    return replace(state, found=found), Measured(count, found.held_out_error, text)
+    return replace(state, found=found), Measurement(count, found.held_out_error, text)

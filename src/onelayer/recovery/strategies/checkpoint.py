@@ -1,8 +1,7 @@
-"""Checkpoints: the best layer so far in a file, from which a search that was killed goes on.
+"""Checkpoints: the best layer so far in a file, from which an interrupted search resumes.
 
-The file is that of any layer: `AttentionLayer.load` reads it. Attention matrices are all that a
-search goes on from, so that it may also go on with other examples of the same layer, such as more
-of them, or on another device.
+The file is that of any layer: `AttentionLayer.load` reads it. A search needs the attention matrices
+only, so it can also resume with other examples of the same layer, or on another device.
 """
 
 from __future__ import annotations
@@ -20,38 +19,38 @@ from onelayer.layer import AttentionLayer
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.problem import Frame
 
-_EVERY = 10.0  # seconds from one writing to the next, at least
-_OVERFITTED = 3.0  # a fit to more examples is better up to so many times the error
+_SECONDS_BETWEEN_WRITES = 10.0
+_OVERFITTED = 3.0  # a fit to more examples is better up to this many times the error
 
 
 @dataclass
-class Keeper:
-    """Writes the layer of a fit if it is better than what is in the file, and not too often."""
+class Checkpointer:
+    """Writes the layer of the best fit so far to a file, but not too often."""
 
     path: Path
     frame: Frame
     least: float = np.inf  # error of the best fit so far
-    examples: int = 0  # and on how many
+    examples: int = 0  # number of examples of that fit
     waiting: AttentionLayer | None = None  # its layer, if it is not in the file yet
-    written: float = -np.inf  # when the file was
+    written: float = -np.inf  # time of the last write
     resumed: bool = False  # whether the first fit is that of the file
 
     def offer(self, fit: Fit) -> None:
-        """Keep a fit if it is better, for now in memory if it is too soon to write it."""
+        """Take a fit if it is better, and write it unless the last write was too recent."""
         if self.resumed:
             self.least, self.examples, self.resumed = fit.error, fit.batches.examples, False
         elif self._is_better(fit):
             self._take(fit)
-        if time.monotonic() - self.written >= _EVERY:
+        if time.monotonic() - self.written >= _SECONDS_BETWEEN_WRITES:
             self.flush()
 
-    def end(self, fit: Fit, solved: bool) -> None:
-        """Keep the last fit if that is the answer, or better."""
+    def finish(self, fit: Fit, solved: bool) -> None:
+        """Take the last fit if it is solved or better than any before."""
         if solved or self._is_better(fit):
             self._take(fit)
 
     def _is_better(self, fit: Fit) -> bool:
-        """Whether a fit is; one to fewer examples fits them better than it fits others."""
+        """Whether a fit is better; one to fewer examples has a smaller error on them."""
         trust = 1.0
         if fit.batches.examples != self.examples:
             trust = _OVERFITTED if fit.batches.examples > self.examples else 1 / _OVERFITTED
@@ -62,7 +61,7 @@ class Keeper:
         self.waiting = self.frame.layer(fit.theta, fit.weights)
 
     def flush(self) -> None:
-        """Write what is waiting; a full disk is no reason to give up a search."""
+        """Write the waiting layer; the search continues if the disk is full."""
         if self.waiting is None:
             return
         try:
@@ -73,13 +72,13 @@ class Keeper:
         self.waiting, self.written = None, time.monotonic()
 
 
-def path_of(checkpoint: Any, resume: Any) -> Path | None:
-    """The checked path of a checkpoint, None if there is to be none."""
+def checked_path(checkpoint: Any, resume: Any) -> Path | None:
+    """The path of the checkpoint, None if none is asked for."""
     if not isinstance(resume, bool):
         raise TypeError(f"resume is {resume!r}, expected True or False")
     if checkpoint is None:
         if resume:
-            raise ValueError("resume is True and checkpoint None, expected a file to go on from")
+            raise ValueError("resume is True and checkpoint None, expected a file to resume from")
         return None
     if not isinstance(checkpoint, str | os.PathLike):
         raise TypeError(f"checkpoint is {checkpoint!r}, expected a path or None")
@@ -87,20 +86,20 @@ def path_of(checkpoint: Any, resume: Any) -> Path | None:
     if path.is_dir():
         raise ValueError(f"checkpoint {path} is a folder, expected a file")
     if not path.parent.is_dir():
-        raise ValueError(f"checkpoint {path} is in no folder that exists, expected one")
+        raise ValueError(f"checkpoint {path} is in a folder that does not exist")
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"checkpoint {path} is in a folder that cannot be written to")
     if resume and not path.exists():
-        raise ValueError(f"checkpoint {path} does not exist, expected a file to go on from")
+        raise ValueError(f"checkpoint {path} does not exist, expected a file to resume from")
     if path.exists() and not resume:
         raise ValueError(
-            f"checkpoint {path} exists, expected resume=True to go on from it, or another file"
+            f"checkpoint {path} exists, expected resume=True to resume from it, or another file"
         )
     return path
 
 
-def read(path: Path, heads: int | None, shape: tuple[int, int], bias: bool) -> AttentionLayer:
-    """The layer of a checkpoint, checked against so many heads (None: any), (dim, out_dim), bias.
+def load(path: Path, heads: int | None, shape: tuple[int, int], bias: bool) -> AttentionLayer:
+    """The layer of a checkpoint, checked against the heads (None: any), (dim, out_dim) and bias.
 
     It may have more heads: a search adds some for a while.
     """
@@ -111,9 +110,7 @@ def read(path: Path, heads: int | None, shape: tuple[int, int], bias: bool) -> A
             "as the examples have"
         )
     if heads is not None and layer.heads < heads:
-        raise ValueError(
-            f"checkpoint {path} has {layer.heads} heads, expected {heads} as asked for, or more"
-        )
+        raise ValueError(f"checkpoint {path} has {layer.heads} heads, expected at least {heads}")
     if (layer.key_bias is not None) != bias:
         has, expected = ("no biases", "biases") if bias else ("biases", "none")
         raise ValueError(f"checkpoint {path} has {has}, expected {expected} as bias={bias}")

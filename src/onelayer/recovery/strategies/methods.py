@@ -25,9 +25,9 @@ from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome
 from onelayer.recovery.phases import driver, examples
 from onelayer.recovery.problem import AnyProblem, Frame, Positions, Problem
 from onelayer.recovery.reasons import Reason
-from onelayer.recovery.strategies.checkpoint import Keeper
+from onelayer.recovery.strategies.checkpoint import Checkpointer
 from onelayer.recovery.strategies.search import Search
-from onelayer.recovery.trace import Log, Measured
+from onelayer.recovery.trace import Log
 from onelayer.recovery.validation import Given
 
 # Held out: a twentieth, or a fifth where examples are plenty, but never more than this many.
@@ -101,11 +101,11 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
         if task.resumed is not None:
             begun = fitted.heads_of(task.resumed)
             search.begun = low_rank.nearest(begun, fitted.dim, task.rank)
-        keeper = None
+        checkpointer = None
         if task.checkpoint is not None:
-            keeper = Keeper(task.checkpoint, fitted, resumed=search.begun is not None)
-            log.keep = keeper.offer
-        outcome = _searched(task, search, keeper)
+            checkpointer = Checkpointer(task.checkpoint, fitted, resumed=search.begun is not None)
+            search.checkpointer = checkpointer
+        outcome = _searched(task, search, checkpointer)
         if search.looked and half:  # decisions rested on these: the certificate is for the others
             held_out = held_out.take(np.arange(half, held_out.examples))
         certificate = _certified(task, outcome.state.fit, fitted, held_out, rng)
@@ -122,17 +122,17 @@ def refine(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     return _answer(task, fitted, outcome.state.fit, reason, certificate, opinion)
 
 
-def _searched(task: Task, search: Search, keeper: Keeper | None) -> StageOutcome:
+def _searched(task: Task, search: Search, checkpointer: Checkpointer | None) -> StageOutcome:
     """The outcome of a search; the best that it came to is kept also where it is interrupted."""
     try:
         unknown = task.heads == "auto"
         outcome = search.unknown_heads() if unknown else search.known_heads(int(task.heads))
-        if keeper is not None:
-            keeper.end(outcome.state.fit, outcome.solved)
+        if checkpointer is not None:
+            checkpointer.finish(outcome.state.fit, outcome.solved)
         return outcome
     finally:
-        if keeper is not None:
-            keeper.flush()
+        if checkpointer is not None:
+            checkpointer.flush()
 
 
 def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
@@ -166,7 +166,7 @@ def begin(task: Task, log: Log, rng: np.random.Generator) -> tuple[driver.State,
     n, *_ = task.given.shape
     held_out = np.sort(rng.choice(n, min(max(2, n // 20), _MOST_HELD_OUT), replace=False))
     scales = problem.scales_of(task.given.largest)
-    source = examples.gather(task.given.source, scales, held_out, task.device, log.passing)
+    source = examples.gather(task.given.source, scales, held_out, task.device, log.progress)
     other, unseen = source.problem(held_out[::2]), source.problem(held_out[1::2])
     heads = None if task.heads == "auto" else task.heads
     unknowns = other.unknowns(heads or 4, task.rank)
@@ -215,7 +215,7 @@ def _note_span(fitted: AnyProblem, task: Task, log: Log) -> None:
     if inputs.rank:
         note += f", spread {inputs.deviations[0]:.2g} to {inputs.deviations[-1]:.2g}"
     heads = 0 if task.heads == "auto" else task.heads
-    log.measured("span of the inputs", heads, Measured(task.given.shape[0], 1.0, note))
+    log.write("span of the inputs", heads, task.given.shape[0], 1.0, note=note)
 
 
 def _answer(
@@ -260,7 +260,7 @@ def _posed(task: Task, log: Log, rng: np.random.Generator) -> tuple[AnyProblem, 
         causal=task.causal,
         bias=task.bias,
         device=task.device,
-        told=log.passing,
+        told=log.progress,
     )
     return spread.split(_held_out(task))
 

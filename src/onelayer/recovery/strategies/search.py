@@ -38,7 +38,8 @@ from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome, Stoppi
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.problem import AnyProblem, Problem
 from onelayer.recovery.strategies import correlations, head_swaps, plan
-from onelayer.recovery.trace import Log, Measured
+from onelayer.recovery.strategies.checkpoint import Checkpointer
+from onelayer.recovery.trace import Log
 
 # Fewer equations than this per unknown and a fit proves nothing, more heads still less.
 _FEWEST_EQUATIONS = 1.2
@@ -95,6 +96,7 @@ class Search:
     looked: bool = False  # whether a decision has rested on the held-out examples
     judges: Problem | None = None  # held-out examples to tell noise by; as above by default
     doubt: Doubt | None = None  # asked once, about a first fit that explains too little
+    checkpointer: Checkpointer | None = None  # offered every fit
     patient: bool = False  # whether the search goes on however hopeless it is
     products: int = 0  # with S, so far
     effort: float = 0.0  # seconds that they take, by their operations
@@ -144,7 +146,7 @@ class Search:
         self, name: str, state: levenberg_marquardt.SolverState, rule: StoppingRule
     ) -> StageOutcome:
         losses = [state.fit.loss]
-        self.log.add(name, state)
+        self._record(name, state)
         while (ending := rule.ending(state, losses)) is None:
             if rule.eager and rule.scarce and self._overfits(state.fit):
                 return StageOutcome(state, Ending.OVERFITTED)
@@ -155,12 +157,32 @@ class Search:
             state = levenberg_marquardt.step(state, self.rng, self.log.late, rule.exact)
             self._count(state)
             losses.append(state.fit.loss)
-            self.log.add(name, state)
+            self._record(name, state)
         if state.fit.error <= self._exact:
             ending = Ending.REACHED
         elif ending is Ending.STATIONARY and self.log.late():  # a step that was broken off
             ending = Ending.BUDGET
         return StageOutcome(state, ending)
+
+    def _record(
+        self,
+        stage: str,
+        state: levenberg_marquardt.SolverState,
+        held_out_error: float | None = None,
+    ) -> None:
+        """Write a row for a step or, with its held-out error, for the end of a stage."""
+        fit = state.fit
+        if self.checkpointer is not None:
+            self.checkpointer.offer(fit)
+        self.log.write(
+            stage,
+            fit.heads,
+            fit.batches.examples,
+            fit.error,
+            damping=state.damping,
+            products=state.products if held_out_error is None else 0,
+            held_out_error=held_out_error,
+        )
 
     def _count(self, state: levenberg_marquardt.SolverState) -> None:
         """Add a step to the effort: its products, and a fit that costs about three of them."""
@@ -193,10 +215,10 @@ class Search:
         """Heads within the span that correlations show, of the rank asked for."""
         self.log.stage = "correlations"
         batches = self.problem.batches(heads)
-        found = correlations.span(batches, heads, self.rng, told=self.log.passing)
+        found = correlations.span(batches, heads, self.rng, told=self.log.progress)
         shares = found.strengths / (found.strengths[0] or 1.0)
         note = "singular values " + ", ".join(f"{share:.2f}" for share in shares)
-        self.log.measured("correlations", heads, Measured(self.problem.examples, 1.0, note))
+        self.log.write("correlations", heads, self.problem.examples, 1.0, note=note)
         rows = self.problem.equations / (self.problem.examples * self.problem.out_dim)
         enough = math.ceil(_LOCATED_ROWS * heads * self.problem.dim / rows)
         few = self.problem.sample(min(enough, self.problem.examples)).batches(heads)
@@ -273,7 +295,7 @@ class Search:
         """A stage that puts in a missing head whenever it is stuck, as long as that helps."""
         outcome = self.stage(name, theta, policy, problem, target, eager=True)
         while outcome.ending is Ending.STUCK and not self.log.spent:
-            fit, told = outcome.state.fit, self.log.passing
+            fit, told = outcome.state.fit, self.log.progress
             self.log.stage = "correlations of what is left over"
             head = head_swaps.missing(fit, self.problem, self.rank, self.rng, told)
             repaired = head_swaps.repaired(fit, head)
@@ -317,7 +339,7 @@ class Search:
         if large:
             examples = min(self._enough(heads), self.problem.examples)
             expected = plan.plan(self.problem, heads, examples)
-            self.log.measured("plan", heads, Measured(examples, 1.0, str(expected)))
+            self.log.write("plan", heads, examples, 1.0, note=str(expected))
         if self.begun is None:
             first = self.run("start", self.first_heads(heads, policy), heads, policy)
         else:
@@ -483,5 +505,5 @@ class Search:
         fit = outcome.state.fit
         error = varpro.held_out_error(fit, self.held_out)
         self.looked = True
-        self.log.add(f"{name}: held out", outcome.state, held_out_error=error)
+        self._record(f"{name}: held out", outcome.state, held_out_error=error)
         return error
