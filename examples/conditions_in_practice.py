@@ -19,7 +19,7 @@ import numpy as np
 
 import onelayer as ol
 from onelayer.io import pretrained
-from onelayer.io.interchange import MultiHead
+from onelayer.io.multi_head import MultiHeadWeights
 from onelayer.lab import figures
 from onelayer.lab.claims.conditions_real import PACKAGE
 
@@ -85,7 +85,7 @@ def alike(real, rng):
 def initial(real, rng):
     """A layer as it is before training."""
     weights = INITIAL * rng.standard_normal((4, real[0].dim, real[0].dim))
-    return ol.AttentionLayer(**MultiHead(real[0].heads, *weights).reduced())
+    return ol.AttentionLayer(**MultiHeadWeights(real[0].heads, *weights).to_layer())
 
 
 def drawn(draw, real, samples):

@@ -16,18 +16,23 @@ from onelayer.data import sources
 from onelayer.data.sources import Chunk
 from onelayer.heads import dense
 from onelayer.inputs import Seed
-from onelayer.io import interchange, pretrained
+from onelayer.io import pretrained, safetensors_files, torch_modules
 from onelayer.span import Span, span_of
 
 
 @dataclass(frozen=True, eq=False)
 class HeadMatch:
-    """How far one layer is from another, head by head, after the best matching of heads.
+    """Distance between two layers, head by head, under the best matching of heads.
 
-    `permutation[i]` is the head that was matched with head i of the other layer, or -1 where
-    there was none left. `attention[i]` and `projection[i]` are relative Frobenius errors (the key
-    bias counts as a row of the attention matrix), infinite for unmatched heads; `output_bias` is
-    the relative error of the output bias.
+    Attributes
+    ----------
+    permutation : ndarray of shape (m,)
+        The head that was matched with head i of the other layer, or -1 if none was left.
+    attention, projection : ndarray of shape (m,)
+        Relative Frobenius errors, infinite for unmatched heads. The key bias counts as a row of
+        the attention matrix.
+    output_bias : float
+        Relative error of the output bias.
     """
 
     permutation: np.ndarray[Any, Any]
@@ -37,13 +42,25 @@ class HeadMatch:
 
 
 class AttentionLayer:
-    """F(X) = Σ_i softmax(X Θ_i Xᵀ + 1 (X c_i)ᵀ) X W_i + b, rows of X are tokens.
+    """Softmax multi-head attention, F(X) = Σ_i softmax(X Θ_i Xᵀ + 1 (X c_i)ᵀ) X W_i + b.
 
-    `attention` holds the Θ_i, shape (m, d, d); `projection` the W_i, shape (m, d, e); `key_bias`
-    the c_i, shape (m, d), and `output_bias` b, shape (e,), may be None. Every multi-head layer
-    with query, key, value and output biases has this form: what is constant along a row of scores
-    does not change a softmax, and the value bias passes through to the output.
+    Rows of X are tokens. Every multi-head layer with query, key, value and output biases has this
+    form: what is constant along a row of scores does not change a softmax, and the value bias
+    passes through to the output.
 
+    Parameters
+    ----------
+    attention : array of shape (m, d, d)
+        The attention matrices Θ_i.
+    projection : array of shape (m, d, e)
+        The projections W_i.
+    key_bias : array of shape (m, d), optional
+        The key biases c_i.
+    output_bias : array of shape (e,), optional
+        The output bias b.
+
+    Examples
+    --------
     >>> layer = AttentionLayer.random(heads=2, dim=4, seed=0)
     >>> layer(np.ones((5, 3, 4))).shape
     (5, 3, 4)
@@ -58,9 +75,9 @@ class AttentionLayer:
     ) -> None:
         self.attention = backend.as_real(attention, "attention")
         self.projection = backend.as_real(projection, "projection")
-        self.key_bias = None if key_bias is None else backend.as_real(key_bias, "key_bias")
-        self.output_bias = (
-            None if output_bias is None else backend.as_real(output_bias, "output_bias")
+        self.key_bias, self.output_bias = (
+            None if value is None else backend.as_real(value, name)
+            for value, name in ((key_bias, "key_bias"), (output_bias, "output_bias"))
         )
         self._check_shapes()
 
@@ -86,12 +103,27 @@ class AttentionLayer:
         seed: Seed = 0,
         bias: bool = False,
     ) -> AttentionLayer:
-        """A random layer: Gaussian attention matrices of Frobenius norm `scale`.
+        """Draw a layer with Gaussian attention matrices of Frobenius norm `scale`.
 
-        On Boolean and Gaussian inputs `scale` is the standard deviation of a score. `rank` makes
-        each attention matrix a product of two dim x rank factors; entries of the projections have
-        variance 1/dim; `bias=True` adds a key bias of norm `scale`/√dim and a normal output bias.
+        Entries of the projections have variance 1/dim.
 
+        Parameters
+        ----------
+        heads, dim : int
+            Number of heads m and dimension d of a token.
+        scale : float
+            Norm of each attention matrix. On Boolean and Gaussian inputs it is the standard
+            deviation of a score.
+        rank : int, optional
+            Rank of the attention matrices, each a product of two (dim, rank) factors. Full if None.
+        out_dim : int, optional
+            Dimension of an output row, `dim` if None.
+        seed : int or numpy.random.Generator
+        bias : bool
+            Whether to add a key bias of norm `scale`/√dim and a standard normal output bias.
+
+        Examples
+        --------
         >>> AttentionLayer.random(heads=3, dim=8, rank=2).attention.shape
         (3, 8, 8)
         """
@@ -134,16 +166,27 @@ class AttentionLayer:
         )
 
     def __call__(self, X: Any, mask: Any = None, causal: bool = False) -> Array:
-        """The outputs (n, tokens, out_dim) for examples X of shape (n, tokens, dim).
+        """Compute the outputs of examples.
 
-        `mask` (n, tokens) is True for the tokens that may be attended to; with `causal` a token
-        attends to itself and those before it. A row that may attend to nothing gets the output
-        bias alone. The result has X's namespace, device and dtype, and memory beyond it is bounded.
+        Parameters
+        ----------
+        X : array of shape (n, tokens, dim), Dask array or function
+            X may be larger than memory: a Dask array, a memory-mapped file, or a function that
+            returns an iterator over blocks of examples.
+        mask : array of shape (n, tokens), optional
+            True for the tokens that may be attended to.
+        causal : bool
+            Whether a token attends only to itself and the tokens before it.
 
-        X may be too large for memory. For a Dask array the outputs are one as well, computed where
-        its chunks are when somebody wants them; for a function that gives blocks of examples they
-        are a function that gives blocks of outputs; a file mapped into memory is read in pieces.
+        Returns
+        -------
+        array of shape (n, tokens, out_dim)
+            In the namespace, on the device and with the dtype of X. A row that may attend to
+            nothing is the output bias alone. A Dask array for a Dask array, computed lazily; a
+            function over blocks for a function.
 
+        Examples
+        --------
         >>> layer = AttentionLayer.random(heads=2, dim=4)
         >>> layer(np.ones((1, 2, 4)), mask=[[True, False]]).shape
         (1, 2, 4)
@@ -154,11 +197,11 @@ class AttentionLayer:
         for value, name in ((X, "X"), (mask, "mask")):
             sources.refuse_generator(value, name)
         if sources.is_elsewhere(X) or sources.is_elsewhere(mask):
-            return self._outputs_elsewhere({"X": X, "mask": mask}, causal)
+            return self._streamed_outputs({"X": X, "mask": mask}, causal)
         return self._outputs(Chunk(0, (X, mask)), causal)
 
-    def _outputs_elsewhere(self, given: dict[str, Any], causal: bool) -> Any:
-        """Checks of what can be seen at once; what is in the chunks shows when they are read."""
+    def _streamed_outputs(self, given: dict[str, Any], causal: bool) -> Any:
+        """Outputs chunk by chunk. Shapes are checked at once, values when a chunk is read."""
         X, mask = sources.sample(given)
         backend.check_real(X, "X")
         checks.token_shape(tuple(getattr(given["X"], "shape", X.shape)))
@@ -205,25 +248,29 @@ class AttentionLayer:
 
     def to(self, reference: Array) -> AttentionLayer:
         """The same layer in the namespace, on the device and with the dtype of `reference`."""
-
-        def convert(array: Array | None) -> Array | None:
-            return None if array is None else backend.like(array, reference)
-
-        return AttentionLayer(
-            convert(self.attention),
-            convert(self.projection),
-            convert(self.key_bias),
-            convert(self.output_bias),
-        )
+        converted = {name: backend.like(array, reference) for name, array in self.arrays().items()}
+        return AttentionLayer(**converted)
 
     def distance(self, other: AttentionLayer, inputs: Any = None, mask: Any = None) -> HeadMatch:
-        """Relative errors of this layer's heads as estimates of `other`'s, heads matched best.
+        """Compare this layer's heads, as estimates, with the heads of another layer.
 
-        With `inputs` (n, tokens, dim) heads are compared by what they do on the affine span of
-        these tokens: along the directions that the tokens have, with the mean token's part in a key
-        bias and in an output bias. Layers that differ only in what no such input can show have
-        distance zero. Tokens that are not there by the `mask` (n, tokens) do not count.
+        Parameters
+        ----------
+        other : AttentionLayer
+            The reference, of the same `dim` and `out_dim`.
+        inputs : array of shape (n, tokens, dim), optional
+            Compare what heads do on the affine span of these tokens. Layers that differ only in
+            directions that the tokens do not have are at distance zero.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of `inputs` that count.
 
+        Returns
+        -------
+        HeadMatch
+            Relative errors, for the best matching of heads.
+
+        Examples
+        --------
         >>> layer = AttentionLayer.random(heads=3, dim=4)
         >>> same = AttentionLayer(layer.attention[::-1], layer.projection[::-1])
         >>> same.distance(layer).permutation
@@ -237,7 +284,7 @@ class AttentionLayer:
         inside = None if inputs is None else self._span_of(inputs, mask)
         mine, theirs = _as_points(self, inside), _as_points(other, inside)
         errors = [_relative_errors(a, b) for a, b in zip(mine, theirs, strict=True)]
-        # Squares of capped errors: a head that is right decides before heads that are all wrong.
+        # Errors are capped, so that a matching of exact heads outweighs any number of wrong ones.
         cost = sum(np.minimum(error, 10.0) ** 2 for error in errors)
         chosen, matched = linear_sum_assignment(cost)
         permutation = np.full(other.heads, -1)
@@ -255,27 +302,27 @@ class AttentionLayer:
         return span_of(X, checks.key_mask(mask, X))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the layer to a safetensors file; an interrupted write leaves the old file whole."""
-        interchange.save(self.arrays(), path)
+        """Write the layer to a safetensors file. An interrupted write keeps the old file."""
+        safetensors_files.save(self.arrays(), path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> AttentionLayer:
-        """Read a layer that `save` wrote; any other file is refused with one ValueError."""
-        named = interchange.load(path)
+        """Read a layer that `save` wrote. Any other file raises a ValueError."""
+        named = safetensors_files.load(path)
         try:
             return cls(**named)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(path)} does not hold a valid layer: {error}") from error
 
     def arrays(self) -> dict[str, Array]:
-        """The layer's arrays by name, those that are None left out."""
+        """The layer's arrays by name, without those that are None."""
         names = ("attention", "projection", "key_bias", "output_bias")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @classmethod
     def from_torch(cls, module: Any) -> AttentionLayer:
         """The layer that a `torch.nn.MultiheadAttention` computes, biases included."""
-        return cls(**interchange.from_torch(module))
+        return cls(**torch_modules.from_torch(module))
 
     @classmethod
     def from_safetensors(
@@ -285,19 +332,28 @@ class AttentionLayer:
         family: str = "bert",
         heads: int | None = None,
     ) -> AttentionLayer:
-        """An attention layer of a pretrained transformer, biases included, in float64.
+        """Read an attention layer of a pretrained transformer, with its biases, in float64.
 
-        `layer` counts from 0; `family` is "bert" or "gpt2", by which the weights are named. Weights
-        do not tell the number of heads: it is `heads` or else read from the `config.json` beside
-        the file. Layers of GPT-2 are causal: call them with causal=True. What the transformer does
-        around the layer (normalisation, residual sum, dropout) is not part of it. Models with
-        rotary or relative positions, or with grouped queries, are refused.
+        What the transformer does around the layer (normalisation, residual sum, dropout) is not
+        part of it. Layers of GPT-2 are causal: call them with `causal=True`. Models with rotary or
+        relative positions, or with grouped queries, are refused.
+
+        Parameters
+        ----------
+        path : path-like
+            A safetensors file with the model's weights.
+        layer : int
+            Number of the layer, from 0.
+        family : {"bert", "gpt2"}
+            How the weights are named.
+        heads : int, optional
+            Number of heads. If None, it is read from the `config.json` beside the file.
         """
         return cls(**pretrained.load(path, layer, family, heads))
 
     def to_torch(self) -> Any:
         """A `torch.nn.Module` with this layer's weights as parameters: module(X, mask, causal)."""
-        return interchange.to_torch(self.arrays())
+        return torch_modules.to_torch(self.arrays())
 
 
 def _check_shape(array: Array | None, name: str, expected: tuple[int, ...]) -> None:

@@ -15,7 +15,7 @@ from command_line import assert_refused, run, run_alone, run_and_interrupt, word
 import onelayer
 from onelayer import AttentionLayer, inputs
 from onelayer.cli import main
-from onelayer.io import interchange
+from onelayer.io import safetensors_files
 
 OTHER = b"a file that was there before"
 
@@ -485,7 +485,7 @@ def test_a_disk_that_is_full(file, output, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     output.write_bytes(OTHER)
-    monkeypatch.setattr(interchange.os, "fsync", full)
+    monkeypatch.setattr(safetensors_files.os, "fsync", full)
     result = run("recover", file, "-o", output, "--heads", 2)
     assert result.exit_code == 2
     assert "No space left on device" in words(result.stderr)

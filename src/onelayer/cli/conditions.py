@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from onelayer.cli.terminal import err, fail, out
-from onelayer.io import interchange, pretrained
+from onelayer.io import pretrained, safetensors_files
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.conditions import Condition, ConditionSurvey, conditions, survey_conditions
 
@@ -93,7 +93,7 @@ def conditions_command(
 
 def _is_layer(path: Path) -> bool:
     """Whether a file holds a layer of onelayer's own."""
-    with interchange.opened_safetensors(path) as file:
+    with safetensors_files.opened_safetensors(path) as file:
         return not {"attention", "projection"}.isdisjoint(file.keys())
 
 
@@ -101,7 +101,7 @@ def _family(path: Path) -> str:
     """The family of the model in a file."""
     family = pretrained.family_of(path)
     if family is None:
-        with interchange.opened_safetensors(path) as file:
+        with safetensors_files.opened_safetensors(path) as file:
             names = sorted(file.keys())
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         raise ValueError(

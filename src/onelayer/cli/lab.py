@@ -18,7 +18,7 @@ from rich.text import Text
 
 from onelayer.cli.progress import live
 from onelayer.cli.terminal import err, fail, out
-from onelayer.io.interchange import write_whole
+from onelayer.io.safetensors_files import write_whole
 from onelayer.lab import claims as registry
 from onelayer.lab import export as exporting
 from onelayer.lab import figures, outcomes

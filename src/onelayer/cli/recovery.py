@@ -17,7 +17,7 @@ import onelayer
 from onelayer.cli.terminal import err, fail, out
 from onelayer.data import cluster as clusters
 from onelayer.data import files
-from onelayer.io import interchange
+from onelayer.io import safetensors_files
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import display
 from onelayer.recovery.api import Recovery, recover
@@ -215,7 +215,7 @@ def _read(path: Path, on_cluster: bool) -> dict[str, Any]:
     elif path.suffix == ".npz":
         arrays = _read_npz(path)
     elif path.suffix == ".safetensors":
-        arrays = interchange.read_safetensors(path)
+        arrays = safetensors_files.read_safetensors(path)
     else:
         raise ValueError(
             f"{path} ends in {path.suffix!r}, "

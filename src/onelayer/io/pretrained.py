@@ -19,7 +19,8 @@ import numpy as np
 
 from onelayer.array import checks
 from onelayer.array.backend import Array
-from onelayer.io.interchange import MultiHead, opened_safetensors, read_one
+from onelayer.io.multi_head import MultiHeadWeights
+from onelayer.io.safetensors_files import opened_safetensors, read_one
 
 _NOT_A_LAYER = (
     "rotary or relative positions and grouped queries make scores that are not x Θ xᵀ with one "
@@ -29,7 +30,7 @@ _OTHER_SCORES = (".q_proj.weight", ".query_key_value.weight", ".distance_embeddi
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """How models of a kind name and store the weights of attention.
 
     `parts` has, for every name of weights after that of the layer, the shape in units of the
@@ -85,7 +86,7 @@ def _gpt2(weights: Mapping[str, Array]) -> dict[str, Array]:
 
 
 FAMILIES = {
-    "bert": Family(
+    "bert": ModelFamily(
         layer="encoder.layer.{}.attention.",
         parts={
             "self.query.weight": (1, 1),
@@ -100,7 +101,7 @@ FAMILIES = {
         arranged=_bert,
         heads="num_attention_heads",
     ),
-    "gpt2": Family(
+    "gpt2": ModelFamily(
         layer="h.{}.attn.",
         parts={
             "c_attn.weight": (1, 3),
@@ -139,7 +140,7 @@ def load(
             f"{path} has tokens of dimension {dim} and {heads} heads, expected a number of heads "
             "that divides the dimension"
         )
-    return MultiHead(heads, **kind.arranged(weights)).reduced()
+    return MultiHeadWeights(heads, **kind.arranged(weights)).to_layer()
 
 
 def family_of(path: str | os.PathLike[str]) -> str | None:
@@ -218,7 +219,7 @@ def _wrong_family(names: list[str], family: str) -> str:
     return f"holds {len(names)} arrays, expected {expected!r} among them, with or without a prefix"
 
 
-def _check_parts(names: list[str], path: Path, place: str, family: Family) -> None:
+def _check_parts(names: list[str], path: Path, place: str, family: ModelFamily) -> None:
     """Biases may be missing, weights may not; nor may there be any that change the scores."""
     for name in names:
         if name.startswith(place) and name.endswith(_OTHER_SCORES):
@@ -232,7 +233,7 @@ def _check_parts(names: list[str], path: Path, place: str, family: Family) -> No
         )
 
 
-def _dimension(weights: Mapping[str, Array], path: Path, place: str, family: Family) -> int:
+def _dimension(weights: Mapping[str, Array], path: Path, place: str, family: ModelFamily) -> int:
     """That of the tokens, which all shapes have to agree with."""
     dim = max(weights[family.square].shape, default=0)
     for part, weight in weights.items():
@@ -244,7 +245,7 @@ def _dimension(weights: Mapping[str, Array], path: Path, place: str, family: Fam
     return dim
 
 
-def _number_of_heads(heads: int | None, path: Path, family: Family) -> int:
+def _number_of_heads(heads: int | None, path: Path, family: ModelFamily) -> int:
     """The number that was asked for or else that of the configuration beside the file."""
     config = path.with_name("config.json")
     settings = _settings(config)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from onelayer.io.interchange import write_whole
+from onelayer.io.safetensors_files import write_whole
 
 _LAST = ("seconds", "finished", "code", "key", "error")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -11,7 +11,7 @@ from cases import solved_case
 
 from onelayer import AttentionLayer, inputs, recover
 from onelayer.array.backend import to_numpy
-from onelayer.io import interchange
+from onelayer.io import safetensors_files
 from onelayer.recovery import problem
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.reasons import Reason
@@ -95,7 +95,7 @@ def test_a_full_disk_is_no_reason_to_give_up(path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(interchange, "write_whole", full)
+    monkeypatch.setattr(safetensors_files, "write_whole", full)
     _, X, Y = examples()
     with pytest.warns(UserWarning, match="was not written: .* No space left on device"):
         found = recover(X, Y, heads=2, checkpoint=path)
