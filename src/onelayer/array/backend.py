@@ -1,4 +1,4 @@
-"""Array namespaces, devices and dtypes: the only file that knows that backends differ.
+"""Array namespaces, devices and dtypes: the only module that tells backends apart.
 
 Everything else is written against the array API standard: the namespace `xp` comes from the
 arrays themselves, so the same code runs on numpy arrays and on torch tensors, on a CPU or a GPU.
@@ -19,7 +19,7 @@ Array: TypeAlias = Any  # an array of any backend that follows the array API sta
 
 
 def namespace(*arrays: Array) -> ModuleType:
-    """The array API namespace of the arrays; `None`s are passed over."""
+    """The array API namespace of the arrays; `None`s are ignored."""
     xp: ModuleType = array_api_compat.array_namespace(*[a for a in arrays if a is not None])
     return xp
 
@@ -36,16 +36,16 @@ def as_array(value: Any, name: str) -> Array:
 
 
 def refuse_masked(value: Any, name: str) -> None:
-    """Refuse arrays of numpy with entries that are missing: what they hide would count."""
+    """Refuse numpy masked arrays: their hidden entries would be used."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array, expected a plain one")
 
 
 def as_real(value: Any, name: str) -> Array:
-    """`value` as an array of float64, or of float32 where it is already; refuses the rest.
+    """`value` as an array of float64, or of float32 where it is already; other values are refused.
 
-    Integers and Booleans are taken as numbers; complex, text and object arrays are refused, and
-    so are NaN and infinite entries.
+    Integers and Booleans are converted. Complex, text and object arrays, NaN and infinite entries
+    are refused.
     """
     array = as_array(value, name)
     check_real(array, name)
@@ -85,13 +85,13 @@ def count_infinite(array: Array) -> int:
 
 
 def refuse_infinite(count: int, name: str) -> None:
-    """Refuse so many NaN and infinite entries, unless there are none."""
+    """Raise an error that states the number of NaN and infinite entries, if there are any."""
     if count:
         raise ValueError(f"{name} has {count} NaN or infinite entries, expected finite numbers")
 
 
 def is_finite(array: Array) -> bool:
-    """Whether all entries are: NaN and infinity show in the extremes, which take no memory."""
+    """Whether all entries are finite. NaN and infinity show in the extremes, which need no copy."""
     xp = namespace(array)
     return bool(xp.isfinite(xp.min(array)) & xp.isfinite(xp.max(array)))
 
@@ -110,7 +110,7 @@ def alike(values: list[Array]) -> list[Array]:
 
 
 def as_boolean(value: Any, name: str) -> Array:
-    """`value` as an array of Booleans; zeros and ones of other dtypes are taken, others refused."""
+    """`value` as an array of Booleans; zeros and ones of other dtypes are accepted."""
     array = as_array(value, name)
     if not _is_numeric(array):
         raise TypeError(f"{name} has dtype {array.dtype}, expected Booleans")
@@ -125,7 +125,7 @@ def as_boolean(value: Any, name: str) -> Array:
 def place(array: Array, device: str | None) -> Array:
     """The array on `device`: None leaves it where it is, "cpu" or "cuda" moves it.
 
-    What is no torch tensor stays what it is on the CPU and becomes a torch tensor on a GPU.
+    Arrays of other backends become torch tensors on a GPU and are unchanged on the CPU.
     """
     is_tensor = array_api_compat.is_torch_array(array)
     if device is None or (device == "cpu" and not is_tensor):
@@ -135,7 +135,7 @@ def place(array: Array, device: str | None) -> Array:
 
 
 def check_device(device: str | None) -> None:
-    """Refuse a device that is not there, before any work is done."""
+    """Refuse a device that does not exist, before any work is done."""
     if device is not None and device != "cpu":
         _torch_for(device)
 
@@ -171,7 +171,7 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
 def gpu_or_numpy(array: Array) -> Array:
     """The array as it is on a GPU, else in numpy: for long chains of cheap operations in place.
 
-    On a CPU numpy is faster at them than torch, whose threads take turns at every one.
+    On a CPU numpy is faster than torch for them.
     """
     on_gpu = array_api_compat.is_torch_array(array) and array.device.type == "cuda"
     return array if on_gpu else to_numpy(array)
@@ -206,7 +206,7 @@ def zeros(shape: tuple[int, ...], reference: Array) -> Array:
 
 
 def empty(shape: tuple[int, ...], reference: Array) -> Array:
-    """An array with the namespace, device and dtype of `reference`, its entries yet to be set."""
+    """An array with the namespace, device and dtype of `reference`, uninitialised."""
     return namespace(reference).empty(shape, dtype=reference.dtype, device=device(reference))
 
 
@@ -286,7 +286,7 @@ def clip(array: Array, low: float | None, high: float | None, out: Array | None 
 def add_scaled(total: Array, factor: float, array: Array, out: Array) -> None:
     """Put total + factor · array into `out`; if that is `total`, the array is overwritten too.
 
-    One way through memory where the backend can: it is all that such an operation costs on a GPU.
+    A single pass through memory where the backend allows: on a GPU that is the whole cost.
     """
     if array_api_compat.is_torch_array(array):
         namespace(array).add(total, array, alpha=factor, out=out)
@@ -296,7 +296,7 @@ def add_scaled(total: Array, factor: float, array: Array, out: Array) -> None:
 
 
 def ndtr(x: Array) -> Array:
-    """Φ(x), the distribution function of a standard Gaussian, with its tail below right as well."""
+    """Φ(x), the distribution function of a standard Gaussian, accurate in its lower tail."""
     if array_api_compat.is_torch_array(x):  # torch's own ndtr has no tail: (1 + erf) / 2
         return 0.5 * namespace(x).special.erfc(-math.sqrt(0.5) * x)
     return scipy.special.ndtr(x)

@@ -1,4 +1,4 @@
-"""Sums over blocks of examples: the one primitive that everything else here is made of.
+"""Sums over blocks of examples, the primitive that all algorithms are built on.
 
 A block is small enough for its working arrays to stay in a processor's cache, and for the memory
 of a pass to be bounded whatever the number of examples. The terms are added in the order of the
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 # Timed on products of 16 to 64 dimensions: smaller blocks pay for calls, larger ones for memory.
 BLOCK_BYTES = 4 * 2**20
 _GPU_BLOCK_BYTES = 512 * 2**20  # a GPU has no cache to speak of, and a call costs it more
-_GPU_SHARE = 32  # of a GPU's free memory, one part in so many: working arrays come in dozens
+_GPU_SHARE = 32  # one part in 32 of a GPU's free memory: work needs dozens of arrays
 
 
 def block_bytes(reference: Array) -> int:

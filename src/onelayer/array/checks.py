@@ -1,4 +1,4 @@
-"""Checks at the door: each returns the checked value or says what was got and what was expected."""
+"""Validation of arguments: each check returns the value or says what it got and expected."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How an array was rounded, told from its values.
+"""How an array was rounded, inferred from its values.
 
 A float64 array may hold numbers that passed through float16 or through a text file with three
-decimals. Its entries are then exact only up to that rounding, whatever the dtype says. Every
+decimals. Its entries are then exact only up to that rounding, whatever their dtype. Every
 format is a grid: entry x has a spacing u(x), and rounding leaves x = v u(x) with an integer v.
 
     float formats with p bits     u = 2^(e - p) for 2^(e - 1) <= |x| < 2^e, bounded below
@@ -155,7 +155,7 @@ def _decimals(nonzero: Values, error: float) -> Iterator[Rounding]:
     """Roundings to a number of decimals that the values agree with; the coarsest is enough."""
     largest = float(np.abs(nonzero).max())
     for places in range(_MOST_DIGITS + 1):
-        # Integers are stored as they are, in whatever format they happen to fit.
+        # Integers are stored as they are, in any format that fits.
         relative = error if places else _COMPUTING
         if largest * relative > _NEAR * 10.0**-places:
             continue

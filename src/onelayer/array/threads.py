@@ -18,16 +18,16 @@ _WORTH_SHARING = 4e7  # floating point operations of one product
 
 
 def single_threaded_blas(operations: float) -> AbstractContextManager[Any]:
-    """One BLAS thread for as long as the context lasts if a product is too small to share.
+    """A context with one BLAS thread if a product is too small to be worth sharing.
 
-    A second thread gains nothing on such products, and waits for its turn in a busy loop: on a
-    machine with other work that made small recoveries ten times slower.
+    A second thread gains nothing on such products and spins while it waits. On a busy machine that
+    made small recoveries ten times slower.
     """
     return nullcontext() if operations > _WORTH_SHARING else _one_thread()
 
 
 class _OneThread:
-    """Holds BLAS to one thread until the last of those who asked for it has left.
+    """Holds BLAS to one thread until the last holder has left.
 
     The number of threads belongs to the process: of two Python threads that each set and restored
     it, the later one would restore what the earlier one had set.

@@ -36,8 +36,19 @@ MODELS = ("rfa", "brfa", "rfmlp")
 def target_norm(
     target: Target | Coefficients, model: str = "rfa", keys: int | None = None
 ) -> float:
-    """B(f), the squared norm of a target, or of the polynomial with these coefficients.
+    """Squared norm B(f) of a target in the bound for a model; infinite if no bound is known.
 
+    Parameters
+    ----------
+    target : Target or mapping
+        A target, or the coefficients of a polynomial as in `targets.polynomial`.
+    model : {"rfa", "brfa", "rfmlp"}
+        The model whose bound is used.
+    keys : int, optional
+        Number N of keys, needed for "rfmlp".
+
+    Notes
+    -----
     - "rfa": Σ_rs C_{max(r, s)} |f_rs|², C_k = max(1, k^4.5 4^k): the norm in the paper's bound on
       random-feature attention. The squared norm in the space of its kernel is at most 4.5 times it.
     - "brfa", with the identity as its bias: known for f_{2,q}, where |β|² takes the place of
@@ -48,6 +59,8 @@ def target_norm(
       The powers of N + 2 are the paper's. In truth odd degrees of 3 and more cost about one more,
       since the kernel of a ReLU network has no such odd powers but through its constant input.
 
+    Examples
+    --------
     >>> from onelayer.theory.targets import average_power, correlation_weighted
     >>> f = correlation_weighted(1, dim=15)
     >>> target_norm(f) / target_norm(f, "brfa")
@@ -71,10 +84,17 @@ def excess_risk(
     dim: int | None = None,
     keys: int | None = None,
 ) -> float:
-    """√(B / (n Var)): the order of the squared error relative to the target's variance.
+    """Order of the squared error relative to the target's variance, √(B / (n Var)).
 
-    Arguments are those of `sample_size`; `examples` is n.
+    Parameters
+    ----------
+    examples : int
+        Number n of examples.
+    model, target, dim, keys
+        As for `sample_size`.
 
+    Examples
+    --------
     >>> excess_risk("rfa", 1, examples=6400, dim=16)
     0.1
     """
@@ -89,16 +109,25 @@ def sample_size(
     keys: int | None = None,
     error: float = 0.1,
 ) -> float:
-    """B / (Var · error²): the order of the examples needed for a relative error.
+    """Order of the number of examples needed for a relative error, B / (Var · error²).
 
-    `model` is "rfa", "brfa" or "rfmlp"; `keys`, the number N of keys, matters to the last only.
-    `error` is a squared error relative to the variance of the target.
+    Parameters
+    ----------
+    model : {"rfa", "brfa", "rfmlp"}
+    target : Target, mapping or int
+        A target, with B from `target_norm`, or a degree p. A degree stands for any function of
+        degree p of one token with unit variance: the paper has (4d)^p for RFA and ((N+2)d)^p for
+        RFMLP in the place of B. (A function without lower degrees has |f_p|² =
+        d (d+2) ... (d+2p-2) / p!, of the order of d^p.)
+    dim : int, optional
+        Dimension d of the tokens, needed if `target` is a degree.
+    keys : int, optional
+        Number N of keys, needed for "rfmlp".
+    error : float
+        Squared error relative to the variance of the target.
 
-    `target` is a target, with B of `target_norm`, or a degree p. The latter stands for a function
-    of degree p of one token, of unit variance, in `dim` dimensions, of which nothing else is known:
-    the paper has (4d)^p for RFA and ((N+2)d)^p for RFMLP in the place of B. (A function without
-    lower degrees has |f_p|² = d (d+2) ... (d+2p-2) / p!, of the order of d^p.)
-
+    Examples
+    --------
     >>> sample_size("rfa", 2, dim=8, error=0.5), sample_size("rfmlp", 2, dim=8, keys=6, error=0.5)
     (4096.0, 16384.0)
     """
@@ -107,10 +136,12 @@ def sample_size(
 
 
 def sample_size_ratio(degree: int, keys: int) -> float:
-    """((N+2)/4)^p: how many times the examples of RFA the RFMLP needs, for a degree-p target.
+    """Examples that RFMLP needs over those that RFA needs, ((N+2)/4)^p.
 
     From the paper's comparison of the two on functions of degree p of one token.
 
+    Examples
+    --------
     >>> sample_size_ratio(2, keys=14)
     16.0
     """
@@ -121,7 +152,7 @@ def sample_size_ratio(degree: int, keys: int) -> float:
 def _squared_size(
     model: str, target: Target | Coefficients | int, dim: int | None, keys: int | None
 ) -> float:
-    """B / Var: the excess risk is the root of it over the number of examples."""
+    """B / Var."""
     if not isinstance(target, Target | Mapping):
         return _of_degree(model, target, dim, keys)
     checked = _as_target(target)
@@ -150,7 +181,7 @@ def _of_degree(model: str, degree: int, dim: int | None, keys: int | None) -> fl
 
 
 def _power(base: int, power: int) -> float:
-    """Infinite where it is too large for a float."""
+    """base^power, infinite if too large for a float."""
     try:
         return float(base**power)
     except OverflowError:

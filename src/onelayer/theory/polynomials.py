@@ -2,9 +2,9 @@
 
     F(x_0, x_i) = Σ_rs <x_0^{⊗r} ⊗ x_i^{⊗s}, f_rs>,
 
-where f_rs has r + s legs, those of the query first. All tensors but the ones at the door are
-symmetric in the legs of the query and symmetric in those of the key: symmetrising changes no value
-of F, makes the norm smaller, and lets one pairing of legs stand for many in the moments.
+where f_rs has r + s legs, those of the query first. Tensors are made symmetric in the legs of the
+query and in those of the key: that changes no value of F, makes the norm smaller, and lets one
+pairing of legs stand for many in the moments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Coefficients: TypeAlias = Mapping[Degrees, Any]  # f_rs, arrays of shape (d,) * 
 Tensors: TypeAlias = Mapping[Degrees, Numbers]  # the same in float64, symmetric
 
 
-# The door
+# Validation
 
 
 def checked(coefficients: Coefficients) -> tuple[Tensors, int]:

@@ -55,7 +55,7 @@ def linear_power(power: int, beta: Numbers) -> tuple[float, float]:
 
 
 def weighted_correlation(power: int, beta: Numbers) -> PairMoments:
-    """F = <x_0, S x_i>^q <β, x_i>, for whatever orthogonal S.
+    """F = <x_0, S x_i>^q <β, x_i>, for any orthogonal S.
 
     With t = <Sᵀx_0, x_i> and E[x_i | t] = t Sᵀx_0, the conditional mean E[F | x_0] is
     E[t^(q+1)] <β, Sᵀx_0>; and E F² = E[t^2q] E<β, x_i>², as t does not depend on where x_i is.

@@ -1,4 +1,4 @@
-"""Functions of a query and its keys to learn, with their exact means, variances and norms.
+"""Target functions of a query and its keys, with their exact means, variances and norms.
 
 Most are averages over the keys of a function of two tokens, the class that random-feature
 attention can learn (arXiv 2307.11353):
@@ -36,11 +36,20 @@ _ORTHOGONAL = 1e-5  # how far SᵀS may be from the identity: what float32 leave
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A function of a query and its keys: call it on examples to get their values.
+    """A function of a query and its keys. Call it on examples to get their values.
 
-    `degree` is the largest power of one token, the max(r, s) of the norm. `tensor_norms` holds the
-    |f_rs|² by (r, s); it is None, and `norm` infinite, for a target outside of the class.
+    Attributes
+    ----------
+    name : str
+    dim : int
+        Dimension of the tokens.
+    degree : int
+        Largest power of one token, the max(r, s) of the norm.
+    tensor_norms : mapping or None
+        The |f_rs|² by (r, s). None for a target outside of the class, whose `norm` is infinite.
 
+    Examples
+    --------
     >>> f = average_power(2, dim=3)
     >>> f.name, f.degree, f.norm == 2**4.5 * 4**2
     ('f_{1,2}', 2, True)
@@ -59,10 +68,14 @@ class Target:
     least_keys: int = field(default=1, repr=False)
 
     def __call__(self, X: Any, mask: Any = None) -> Array:
-        """The values (n,) of the examples X (n, N + 1, d), in the namespace and dtype of X.
+        """Values (n,) of the examples, in the namespace and dtype of X.
 
-        Token 0 is the query. `mask` (n, N + 1) is True for the tokens that are there; averages
-        are over the keys that are. X may also be a list of arrays (N_i + 1, d).
+        Parameters
+        ----------
+        X : array of shape (n, N + 1, d), or a list of arrays (N_i + 1, d)
+            Token 0 is the query, the others are the keys.
+        mask : array of shape (n, N + 1), optional
+            True for the tokens that exist. Averages are over the keys that exist.
         """
         sets = as_sets(X, mask)
         if sets.dim != self.dim:
@@ -89,17 +102,14 @@ class Target:
 
     @property
     def biased_norm(self) -> float:
-        """What takes the place of B(f) for BRFA with the identity as its bias; infinite if unknown.
+        """Norm in the bound for BRFA with the identity as its bias; infinite if unknown.
 
-        It is known where `correlation_weighted` says so.
+        It is known for `correlation_weighted`.
         """
         return norms.pair_norm(self.biased_tensor_norms)
 
     def flat_norm(self, keys: int) -> float:
-        """What takes the place of B(f) for a network on all tokens side by side.
-
-        Infinite if unknown.
-        """
+        """Norm in the bound for a network on the concatenated tokens; infinite if unknown."""
         count = self._checked(keys)
         return math.inf if self.flat_norms is None else self.flat_norms(count)
 
@@ -120,6 +130,8 @@ def average_power(p: int, dim: int, beta: Any = None) -> Target:
 
     `beta` (dim,) is the first unit vector if None. B(f) = C_p |β|^2p.
 
+    Examples
+    --------
     >>> f = average_power(1, dim=4)
     >>> f.mean(keys=8), f.variance(keys=8)
     (0.0, 0.03125)
@@ -139,6 +151,8 @@ def correlation_weighted(q: int, dim: int, beta: Any = None) -> Target:
     and RFA pays for its growth as d^q. The bias of BRFA brings the identities along: |β|² alone is
     left there (see `theory.target_norm`).
 
+    Examples
+    --------
     >>> f = correlation_weighted(1, dim=16)
     >>> f.tensor_norms
     {(1, 2): 8.5}
@@ -157,6 +171,8 @@ def rotated_correlation(
     `rotation` S (dim, dim) is orthogonal, a random one if None. Mean, variance and norm are those
     of `correlation_weighted`, but the identity is the wrong bias for it: no bound for BRFA.
 
+    Examples
+    --------
     >>> f, g = rotated_correlation(2, dim=5), correlation_weighted(2, dim=5)
     >>> f.norm == g.norm, f.variance(3) == g.variance(3)
     (True, True)
@@ -169,6 +185,8 @@ def rotated_correlation(
 def query_only(p: int, dim: int, beta: Any = None) -> Target:
     """<β, x_0>^p, a function of the query alone. B(f) = C_p |β|^2p.
 
+    Examples
+    --------
     >>> query_only(2, dim=4)([[[0.5, 0, 0, 0], [1, 0, 0, 0]]])
     array([0.25])
     """
@@ -189,6 +207,8 @@ def polynomial(coefficients: Coefficients, name: str = "polynomial") -> Target:
     The legs of the query come first. Moments are exact for all r and s; the only limit is that
     each tensor of d^(r+s) numbers, and a few copies of it, fit in memory.
 
+    Examples
+    --------
     >>> f = polynomial({(0, 0): 2.0, (1, 1): np.eye(3)})  # 2 + <x_0, x_i>
     >>> f.mean(keys=4), round(f.variance(keys=4) * 12, 9), f.norm
     (2.0, 1.0, 16.0)
@@ -212,6 +232,8 @@ def one_position(position: int, p: int, dim: int, beta: Any = None) -> Target:
     An example whose mask has no such key has the value 0. The order of the keys matters: the norm
     is infinite.
 
+    Examples
+    --------
     >>> f = one_position(2, p=1, dim=2)
     >>> f([[[1, 0], [0, 1], [0.5, 0]]]), f.norm
     (array([0.5]), inf)
@@ -235,6 +257,8 @@ def ordered_sum(
     for an even number of keys. The norm is infinite. A key that the mask leaves out takes its
     position with it; the sum is over N, the number of keys that are there.
 
+    Examples
+    --------
     >>> f = ordered_sum(dim=2)
     >>> f([[[1, 0], [0.5, 0], [0.25, 0]]]), f.norm
     (array([0.125]), inf)
@@ -255,6 +279,8 @@ def three_token(dim: int, beta: Any = None) -> Target:
 
     It is no average of a function of two tokens: the norm is infinite.
 
+    Examples
+    --------
     >>> f = three_token(dim=4)
     >>> f.mean(keys=1), f.variance(keys=1) == correlation_weighted(1, dim=4).variance(keys=1)
     (0.0, True)
@@ -269,7 +295,7 @@ def three_token(dim: int, beta: Any = None) -> Target:
     )
 
 
-# How targets are put together
+# Construction of targets
 
 
 def _weighted_sum(
@@ -340,7 +366,7 @@ def _flat_norm(keys: int, tensor_norms: Mapping[Degrees, float], weights: Weight
     return norms.flat_norm(tensor_norms, weights(np.ones((1, keys))))
 
 
-# Checks at the door
+# Validation
 
 
 def _direction(beta: Any, dim: int) -> Numbers:
