@@ -13,9 +13,10 @@ from onelayer.array.backend import double, largest, like, to_numpy
 from onelayer.data import sources
 from onelayer.data.chunks import InMemory, Streamed
 from onelayer.heads import dense
-from onelayer.recovery import problem
+from onelayer.recovery import whitening
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.phases import examples
+from onelayer.recovery.whitening import Whitening
 from onelayer.span import Span
 
 
@@ -204,16 +205,16 @@ def frame_as_it_is(X, Y, scale=1.0, causal=False, bias=False):
     """The frame of tokens that are taken as they are given, on all directions."""
     (_, tokens, dim), out_dim = X.shape, int(Y.shape[2])
     whole = Span(np.zeros(dim), np.eye(dim), np.ones(dim), np.zeros(dim), np.eye(dim))
-    origin, whitening, mean = (
+    origin, matrix, mean = (
         like(value, Y) for value in (np.zeros(dim), np.eye(dim), np.zeros(out_dim))
     )
     shape = (int(tokens), int(dim), out_dim, causal, bias)
-    return problem.Frame(*shape, whole, bias, origin, whitening, None, mean, scale)
+    return Whitening(*shape, whole, bias, origin, matrix, None, mean, scale)
 
 
 def gathered(X, Y, held_out=(), source=sources.here, **options):
     """Examples for the phases, which find their whitening; `source` says where they live."""
-    scales = problem.scales_of((largest(X), largest(Y)))
+    scales = whitening.scales_of((largest(X), largest(Y)))
     held_out = np.array(held_out, dtype=int)
     return examples.gather(source(X, Y, None), scales, held_out, **options)
 
@@ -221,7 +222,7 @@ def gathered(X, Y, held_out=(), source=sources.here, **options):
 def as_they_are(X, Y, held_out=()):
     """Examples for the phases in the coordinates in which they are given."""
     (n, tokens, _), out_dim = X.shape, Y.shape[2]
-    spread = problem.SpreadProblem(
+    spread = whitening.StreamedExamples(
         **vars(frame_as_it_is(X, Y)),
         source=sources.here(X, Y, None),
         device=None,
@@ -245,7 +246,7 @@ def in_small_blocks(monkeypatch, block_bytes):
 
 def in_blocks_of(monkeypatch, count, source):
     """Let a block of some examples for the phases be of so many of them."""
-    per_example = problem.bytes_in_block(source.tokens, source.dim, source.out_dim)
+    per_example = whitening.bytes_in_block(source.tokens, source.dim, source.out_dim)
     in_small_blocks(monkeypatch, count * per_example)
 
 

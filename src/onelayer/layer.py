@@ -196,7 +196,7 @@ class AttentionLayer:
         """
         for value, name in ((X, "X"), (mask, "mask")):
             sources.refuse_generator(value, name)
-        if sources.is_elsewhere(X) or sources.is_elsewhere(mask):
+        if sources.is_streamed(X) or sources.is_streamed(mask):
             return self._streamed_outputs({"X": X, "mask": mask}, causal)
         return self._outputs(Chunk(0, (X, mask)), causal)
 

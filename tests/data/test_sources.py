@@ -205,23 +205,23 @@ def test_chunks_know_their_positions():
 
 def test_large_files_functions_and_dask_are_elsewhere():
     cuts = CUTS[0]
-    assert all(sources.is_elsewhere(place(X, cuts)) for place in KINDS.values())
-    assert sources.is_elsewhere(operator.neg)
-    assert not any(map(sources.is_elsewhere, (X, X.tolist(), None, 3.0, "X", b"X", iter([X]))))
-    assert not any(map(sources.is_elsewhere, (map(abs, [1]), (X, X), Anew, {1: X}, range(3))))
+    assert all(sources.is_streamed(place(X, cuts)) for place in KINDS.values())
+    assert sources.is_streamed(operator.neg)
+    assert not any(map(sources.is_streamed, (X, X.tolist(), None, 3.0, "X", b"X", iter([X]))))
+    assert not any(map(sources.is_streamed, (map(abs, [1]), (X, X), Anew, {1: X}, range(3))))
 
 
 def test_torch_tensors_are_here():
     torch = pytest.importorskip("torch")
-    assert not sources.is_elsewhere(torch.ones(3, 2, 1))
+    assert not sources.is_streamed(torch.ones(3, 2, 1))
 
 
 def test_small_files_and_those_of_other_shapes_are_here(monkeypatch):
-    assert not sources.is_elsewhere(by_file(np.ones((1000, 100)), None))
+    assert not sources.is_streamed(by_file(np.ones((1000, 100)), None))
     monkeypatch.setattr(sources, "CHUNK_BYTES", X.nbytes)
-    assert not sources.is_elsewhere(by_file(X, None))
+    assert not sources.is_streamed(by_file(X, None))
     monkeypatch.setattr(sources, "CHUNK_BYTES", X.nbytes - 1)
-    assert sources.is_elsewhere(by_file(X, None))
+    assert sources.is_streamed(by_file(X, None))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def solved(n=60, tokens=3, masked=False, causal=False, noise=0.0, **options):
 def certify(case, held_out, rank=None, seed=0):
     """The certificate of the case's fit, judged on other examples of the same layer."""
     posed = case.problem()
-    others = posed.frame.whitened(held_out.X, held_out.Y, held_out.mask)
+    others = posed.transform.whitened(held_out.X, held_out.Y, held_out.mask)
     rng = np.random.default_rng(seed)
     return certificate.certify(case.fit(), posed, others, rank, 0.0, rng)
 

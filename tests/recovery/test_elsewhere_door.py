@@ -254,13 +254,13 @@ def test_what_a_look_shows_is_the_same_elsewhere(put):
 def test_a_display_is_told_of_every_pass(request, monkeypatch, kind):
     job = solved("unpolished")
     told = []
-    working = display.Display.working
+    report = display.Display.report
 
     def listen(self, stage, share):
         told.append((stage, share))
-        working(self, stage, share)
+        report(self, stage, share)
 
-    monkeypatch.setattr(display.Display, "working", listen)
+    monkeypatch.setattr(display.Display, "report", listen)
     X, Y = (PLACES[kind](array, 1000, request) for array in (job.X, job.Y))
     found = recover(X, Y, **job.options, progress=True)
     phases = [row.stage for row in found.trace[:4]]

@@ -17,7 +17,7 @@ from onelayer.array.backend import to_numpy
 from onelayer.data import chunks, dask, sources
 from onelayer.data.chunks import InMemory, Streamed
 from onelayer.heads import dense
-from onelayer.recovery import problem, validation
+from onelayer.recovery import validation, whitening
 from onelayer.recovery.gauss_newton import jacobian, low_rank, preconditioner, varpro
 from onelayer.recovery.strategies import methods
 from onelayer.recovery.trace import Log
@@ -70,7 +70,7 @@ def test_the_same_examples_are_held_out_in_the_same_order(put, name):
 def test_samples_are_random_examples_that_are_not_held_out():
     position = np.arange(300.0)[:, None, None] + np.array([[0.0], [0.5]])
     fitted, held_out = posed(*(places.by_function(position, 40) for _ in range(2)))
-    assert isinstance(fitted, problem.SpreadProblem)
+    assert isinstance(fitted, whitening.StreamedExamples)
 
     def positions(some):
         return np.round(some.Y[:, 0, 0] * some.output_scale).astype(int)
@@ -89,7 +89,7 @@ def test_a_split_leaves_all_examples_once():
     case = random_case(0, n=30, masked=True, bias=True)
     source = sources.source({"X": places.by_function(case.X), "Y": case.Y, "mask": case.mask})
     order = np.random.default_rng(1).permutation(30)
-    whole = problem.pose_spread(source, (1.0, 1.0), np.arange(0), order, bias=True)
+    whole = whitening.whiten_streamed(source, (1.0, 1.0), np.arange(0), order, bias=True)
     rest, out = whole.split(7)
     again, more = rest.split(3)
     assert (rest.examples, out.examples, again.examples, more.examples) == (23, 7, 20, 3)
@@ -100,7 +100,7 @@ def test_a_split_leaves_all_examples_once():
     left = again.sample(30)
     assert left.equations == again.equations
     parts = [out, more, left]
-    posed = problem.pose(case.X, case.Y, case.mask, False, True)
+    posed = whitening.whiten(case.X, case.Y, case.mask, False, True)
     for name in ("X", "Y", "mask"):
         together = np.concatenate([getattr(part, name) for part in parts])
         expected = getattr(posed, name)[order]
@@ -128,12 +128,12 @@ def test_any_cutting_gives_the_same_frame(data, case):
             "mask": None if case.mask is None else in_blocks(case.mask, cuts),
         }
     )
-    scales = problem.scales_of((backend.largest(case.X), backend.largest(case.Y)))
+    scales = whitening.scales_of((backend.largest(case.X), backend.largest(case.Y)))
     nowhere = np.arange(0)
-    found = problem.pose_spread(source, scales, held_out, nowhere, case.causal, case.bias)
+    found = whitening.whiten_streamed(source, scales, held_out, nowhere, case.causal, case.bias)
     rest = np.setdiff1d(np.arange(n), held_out)
     mask = None if case.mask is None else case.mask[rest]
-    expected = problem.pose(case.X[rest], case.Y[rest], mask, case.causal, case.bias)
+    expected = whitening.whiten(case.X[rest], case.Y[rest], mask, case.causal, case.bias)
     # Where the span has fewer dimensions its basis may be any: inner products are the same.
     products, expected_products = (one.whitening @ one.whitening.T for one in (found, expected))
     size = abs(expected_products).max()
@@ -151,11 +151,11 @@ def test_any_cutting_gives_the_same_sums(data, case):
     n = len(case.X)
     cuts = data.draw(cuttings(n))
     given = {"X": in_blocks(case.X, cuts), "Y": case.Y, "mask": case.mask}
-    scales = problem.scales_of((backend.largest(case.X), backend.largest(case.Y)))
-    spread = problem.pose_spread(
+    scales = whitening.scales_of((backend.largest(case.X), backend.largest(case.Y)))
+    spread = whitening.whiten_streamed(
         sources.source(given), scales, np.arange(0), np.arange(n), case.causal, case.bias
     )
-    whole = problem.pose(case.X, case.Y, case.mask, case.causal, case.bias)
+    whole = whitening.whiten(case.X, case.Y, case.mask, case.causal, case.bias)
     theta = dense.pack(case.attention, case.key_bias)
     expected = varpro.fit(whole.batches(case.heads), theta)
     batches = spread.batches(case.heads)
@@ -181,9 +181,9 @@ def test_a_chunk_of_which_all_is_held_out_changes_nothing(bias):
     cuts = [0, 10, 20, 30]
     given = {"X": in_blocks(X, cuts), "Y": in_blocks(Y, cuts), "mask": None}
     rest = np.setdiff1d(np.arange(30), held_out)
-    scales = problem.scales_of((backend.largest(X), backend.largest(Y)))
-    spread = problem.pose_spread(sources.source(given), scales, held_out, rest, False, bias)
-    plain = problem.pose(X[rest], Y[rest], None, False, bias)
+    scales = whitening.scales_of((backend.largest(X), backend.largest(Y)))
+    spread = whitening.whiten_streamed(sources.source(given), scales, held_out, rest, False, bias)
+    plain = whitening.whiten(X[rest], Y[rest], None, False, bias)
     heads = np.random.default_rng(2).standard_normal((8 + bias, 16)) / 4
     theta = low_rank.nearest(heads, 8, 2)
     allowed = low_rank.tangent(theta, 8, 2)
@@ -248,7 +248,7 @@ def spread_problem(n=60, heads=3):
     X, asked = counted_reads(inputs.gaussian(n, 3, 4), 20)
     Y = AttentionLayer.random(heads=heads, dim=4)(inputs.gaussian(n, 3, 4))
     source = sources.source({"X": X, "Y": Y, "mask": None})
-    return problem.pose_spread(source, (1.0, 1.0), np.arange(0), np.arange(n)), asked
+    return whitening.whiten_streamed(source, (1.0, 1.0), np.arange(0), np.arange(n)), asked
 
 
 def test_blocks_are_held_where_there_is_room_for_them_but_not_for_their_attention(monkeypatch):

@@ -69,7 +69,7 @@ def _joined(parts: Sequence[Array]) -> Array:
     return parts[0] if len(parts) == 1 else backend.namespace(parts[0]).concat(list(parts), axis=0)
 
 
-def is_elsewhere(value: Any) -> bool:
+def is_streamed(value: Any) -> bool:
     """Whether examples are to be read chunk by chunk: from a large file, a function, or Dask."""
     return is_dask(value) or is_function(value) or _is_large_file(value)
 

@@ -149,7 +149,7 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator):
         With `reset` standardization is learned from the first of them, from all for None.
         """
         y_name = name.replace("X", "y")
-        if sources.is_elsewhere(X):
+        if sources.is_streamed(X):
             validation.refuse_none(y, y_name)
             given = self._given(X, mask, y, sample_weight, reset, name)
             if reset:
@@ -215,7 +215,7 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator):
 
     def _answer(self, predictor: Predictor, X: Any, mask: Any, method: str) -> Any:
         """What the predictor says of X, wherever X is."""
-        if sources.is_elsewhere(X):
+        if sources.is_streamed(X):
             given = self._given(X, mask)
             validation.check_same_place(self, method, given.form, predictor.coefficients)
             return given.answers(predictor)

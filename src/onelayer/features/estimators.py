@@ -73,7 +73,7 @@ class Regressor(RegressorMixin, RidgeEstimator):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> float:
         """The coefficient of determination R² of the predictions."""
-        if sources.is_elsewhere(X):
+        if sources.is_streamed(X):
             predictor = self._predictor()
             return scores.r_squared(self._to_score(X, y, sample_weight, mask), predictor)
         predicted = backend.to_numpy(self.predict(X, mask=mask))
@@ -345,7 +345,7 @@ class RandomFeatureAttentionClassifier(ClassifierMixin, _AttentionRidge):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> float:
         """The share of right predictions."""
-        if sources.is_elsewhere(X):
+        if sources.is_streamed(X):
             predictor = self._classifying()
             return scores.accuracy(self._to_score(X, y, sample_weight, mask), predictor)
         predicted = backend.to_numpy(self.predict(X, mask=mask))
@@ -400,7 +400,7 @@ class AttentionFeatures(TransformerMixin, SetEstimator):
         self._forget()
         validation.as_flag(self.standardize, "standardize")
         backend.check_device(self.device)
-        if sources.is_elsewhere(X):
+        if sources.is_streamed(X):
             given, _ = self._look_and_learn(self._given(X, mask, reset=True), first=None)
             sets = given.form
         else:
@@ -417,7 +417,7 @@ class AttentionFeatures(TransformerMixin, SetEstimator):
         """The features of every example, (n, n_features_out_)."""
         check_is_fitted(self, "n_features_out_")
         transformer = Transformer(self._map, self.device)
-        if sources.is_elsewhere(X):
+        if sources.is_streamed(X):
             given = self._given(X, mask)
             validation.check_same_place(self, "transform", given.form, self._map.weights)
             return given.answers(transformer)

@@ -61,7 +61,7 @@ def check_dim(estimator: Any, X: Any, dim: int, reset: bool, name: str) -> None:
 
 def here(value: Any, name: str) -> Any:
     """What belongs to examples in memory, brought here if it is elsewhere."""
-    if not sources.is_elsewhere(value):
+    if not sources.is_streamed(value):
         return value
     found = sources.source({name: value})
     return found.first(len(found))[0]

@@ -22,7 +22,7 @@ from onelayer.recovery.error_bars import CONFIDENCE, error_bars
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.gauss_newton.batches import Block
 from onelayer.recovery.gauss_newton.varpro import Fit
-from onelayer.recovery.problem import AnyProblem, Problem
+from onelayer.recovery.whitening import AnyExamples, WhitenedExamples
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +90,8 @@ class Certificate:
 
 def certify(
     fit: Fit,
-    fitted: AnyProblem,
-    held_out: Problem,
+    fitted: AnyExamples,
+    held_out: WhitenedExamples,
     rank: int | None,
     rounding: float,
     rng: np.random.Generator,
@@ -123,7 +123,9 @@ def certify(
     )
 
 
-def _errors(fit: Fit, problem: Problem) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _errors(
+    fit: Fit, problem: WhitenedExamples
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Squared error and squared size of the output, example by example."""
     xp = backend.namespace(fit.theta)
     blocks = problem.blocks(fit.heads)

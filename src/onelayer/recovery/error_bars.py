@@ -35,8 +35,8 @@ from onelayer.data.chunks import Chunks, InMemory
 from onelayer.recovery.gauss_newton import jacobian, varpro
 from onelayer.recovery.gauss_newton.jacobian import Jacobian
 from onelayer.recovery.gauss_newton.varpro import Fit
-from onelayer.recovery.problem import AnyProblem, Frame
 from onelayer.recovery.sensitivity import Sensitivity, sensitivity
+from onelayer.recovery.whitening import AnyExamples, Whitening
 
 CONFIDENCE = 0.95
 _DRAWS = 6
@@ -77,7 +77,7 @@ class ErrorBars:
 
 def error_bars(
     fit: Fit,
-    fitted: AnyProblem,
+    fitted: AnyExamples,
     rank: int | None,
     rounding: float,
     rng: np.random.Generator,
@@ -110,17 +110,17 @@ def error_bars(
 
 
 def _at_most(
-    fit: Fit, few: Fit, fitted: AnyProblem, response: Sensitivity, noise: float
+    fit: Fit, few: Fit, fitted: AnyExamples, response: Sensitivity, noise: float
 ) -> ErrorBars:
     """Bars if all noise were in the direction that is determined worst."""
-    frame, (least, most) = fitted.frame, response.extremes
+    transform, (least, most) = fitted.transform, response.extremes
     total = noise * few.batches.equations**0.5
     with np.errstate(divide="ignore", invalid="ignore"):
         heads = _MARGIN * total / (least * response.strengths)  # longest that heads may move
         inverse = np.linalg.norm(backend.to_numpy(few.inverse), 2) ** 0.5
         weights = inverse * (total + _MARGIN * most * heads)
         stretch = 1 / fitted.span.deviations.min(initial=np.inf)
-        attention, projection = _on_span(frame, fit.theta, fit.weights)
+        attention, projection = _on_span(transform, fit.theta, fit.weights)
         sizes = [np.sum(one**2, axis=(1, 2)) ** 0.5 for one in (attention, projection)]
         mean = (1 + np.linalg.norm(fitted.span.mean) ** 2) ** 0.5
         bars = [
@@ -135,7 +135,7 @@ def _at_most(
 def _by_draws(
     fit: Fit,
     few: Fit,
-    fitted: AnyProblem,
+    fitted: AnyExamples,
     rank: int | None,
     response: Sensitivity,
     noise: float,
@@ -150,7 +150,7 @@ def _by_draws(
     if len(found) < len(moved):
         unknown = np.full(fit.heads, np.inf)
         return ErrorBars(unknown, unknown, np.full(fitted.span.rank, np.inf), noise, smallest)
-    errors = _Errors.of(fitted.frame, fit, found)
+    errors = _Errors.of(fitted.transform, fit, found)
     factor = noise * _scale(fit, few, fitted, rank) * float(fdtri(1, _DRAWS, CONFIDENCE)) ** 0.5
     return ErrorBars(
         errors.attention_bars(factor, fitted.span.rank),
@@ -161,7 +161,7 @@ def _by_draws(
     )
 
 
-def _copies(fitted: AnyProblem) -> float:
+def _copies(fitted: AnyExamples) -> float:
     """How often a row occurs, on average: 1 unless tokens or examples are repeated.
 
     Rows with equal queries and outputs have equal noise, and count once.
@@ -178,7 +178,9 @@ def _copies(fitted: AnyProblem) -> float:
     return len(rows) / max(len(set(rows)), 1)
 
 
-def _thinned(fit: Fit, fitted: AnyProblem, rank: int | None, copies: float, enough: _Enough) -> Fit:
+def _thinned(
+    fit: Fit, fitted: AnyExamples, rank: int | None, copies: float, enough: _Enough
+) -> Fit:
     """The same heads on no more examples than it takes to judge how well they are determined.
 
     However many outputs there are, an example shows no more of a head than k (k - 1) differences of
@@ -199,7 +201,7 @@ def _thinned(fit: Fit, fitted: AnyProblem, rank: int | None, copies: float, enou
     return varpro.fit(few.batches(fit.heads), fit.theta)
 
 
-def _scale(fit: Fit, few: Fit, fitted: AnyProblem, rank: int | None) -> float:
+def _scale(fit: Fit, few: Fit, fitted: AnyExamples, rank: int | None) -> float:
     """By how much errors from few examples exceed those from all, inverted.
 
     The mean of an inverse of N random equations in p unknowns is as 1 / (N - p).
@@ -210,7 +212,7 @@ def _scale(fit: Fit, few: Fit, fitted: AnyProblem, rank: int | None) -> float:
     return float(((few.batches.equations - unknowns) / (fit.batches.equations - unknowns)) ** 0.5)
 
 
-def _noise(few: Fit, fitted: AnyProblem, rank: int | None, thinned: bool) -> float:
+def _noise(few: Fit, fitted: AnyExamples, rank: int | None, thinned: bool) -> float:
     """The noise that leaves such residuals; on few examples only the weights are fitted."""
     equations = few.batches.equations
     weights = int(few.weights.shape[0] * few.weights.shape[1])
@@ -277,10 +279,10 @@ class _Errors:
     heads: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
     @classmethod
-    def of(cls, frame: Frame, fit: Fit, moved: list[tuple[Array, Array]]) -> _Errors:
-        changes = [_on_span(frame, *one) for one in moved]
+    def of(cls, transform: Whitening, fit: Fit, moved: list[tuple[Array, Array]]) -> _Errors:
+        changes = [_on_span(transform, *one) for one in moved]
         attention, projection = (np.stack(each) for each in zip(*changes, strict=True))
-        return cls(attention, projection, _on_span(frame, fit.theta, fit.weights))
+        return cls(attention, projection, _on_span(transform, fit.theta, fit.weights))
 
     def attention_bars(self, factor: float, count: int) -> np.ndarray[Any, Any]:
         """Bounds (m,) on the strongest so many directions, relative to the heads there."""
@@ -309,8 +311,8 @@ def _bound(
 
 
 def _on_span(
-    frame: Frame, theta: Array, weights: Array
+    transform: Whitening, theta: Array, weights: Array
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Attention (m, r + 1, r) and projection (m, r, e), the latter for outputs at unit size."""
-    attention, key_bias, projection, _ = frame.matrices(theta, weights / frame.output_scale)
-    return frame.span.attention(attention, key_bias), frame.span.projection(projection)
+    attention, key_bias, projection, _ = transform.matrices(theta, weights / transform.output_scale)
+    return transform.span.attention(attention, key_bias), transform.span.projection(projection)

@@ -10,7 +10,7 @@ from onelayer.array.backend import Array
 from onelayer.data import sources
 from onelayer.data.chunks import Progress, no_progress
 from onelayer.data.sources import Chunk, Source
-from onelayer.recovery.problem import counted, without_padding
+from onelayer.recovery.whitening import counted, without_padding
 
 _LARGEST_TOL = 1e-3
 _LARGEST_ENTRY = 1e100  # of X, or one over it: beyond, scores are not representable
@@ -20,7 +20,7 @@ METHODS = ("auto", "refine", "sculpt")
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class ValidatedExamples:
     """Checked examples: a source of chunks (X, Y, mask), and what a look at all of them showed."""
 
     source: Source
@@ -40,11 +40,11 @@ class Given:
 
 def examples(
     X: Any, Y: Any, mask: Any, device: str | None = None, told: Progress = no_progress
-) -> Given:
+) -> ValidatedExamples:
     """X, Y and the mask, checked, wherever they live; integers stay integers."""
     for value, name in ((X, "X"), (Y, "Y"), (mask, "mask")):
         sources.refuse_generator(value, name)
-    if any(sources.is_elsewhere(value) for value in (X, Y, mask)):
+    if any(sources.is_streamed(value) for value in (X, Y, mask)):
         return _elsewhere(X, Y, mask, device, told)
     X, Y = (backend.detached(backend.as_array(value, name)) for value, name in ((X, "X"), (Y, "Y")))
     X = checks.plain_token_array(X)
@@ -54,7 +54,7 @@ def examples(
     there = without_padding(X, Y, keys)
     largest = backend.largest(there[0]), backend.largest(there[1])
     _check_size(largest[0])
-    return Given(sources.here(X, Y, keys), largest, counted(X, keys))
+    return ValidatedExamples(sources.here(X, Y, keys), largest, counted(X, keys))
 
 
 def _check_alike(X: tuple[int, ...], Y: tuple[int, ...]) -> None:
@@ -80,7 +80,7 @@ def _check_size(largest: float) -> None:
         )
 
 
-def _elsewhere(X: Any, Y: Any, mask: Any, device: str | None, told: Progress) -> Given:
+def _elsewhere(X: Any, Y: Any, mask: Any, device: str | None, told: Progress) -> ValidatedExamples:
     """The same for examples that are read chunk by chunk, from one pass over them."""
     for value, name in ((X, "X"), (Y, "Y")):
         if value is None:
@@ -100,7 +100,7 @@ def _elsewhere(X: Any, Y: Any, mask: Any, device: str | None, told: Progress) ->
     alike = zip(source.samples[:2], found.single, strict=True)
     wide = (sample if single else backend.double(sample) for sample, single in alike)
     source = replace(source, chunks=checked, samples=(*wide, source.samples[2]))
-    return Given(source, found.largest, found.rows)
+    return ValidatedExamples(source, found.largest, found.rows)
 
 
 def _check_samples(source: Source) -> None:
@@ -197,14 +197,16 @@ def method(method: Any) -> None:
         raise ValueError(f"method is {method!r}, expected 'auto', 'refine' or 'sculpt'")
 
 
-def sculpting(given: Given, heads: int | Literal["auto"], **options: bool) -> None:
+def sculpting(given: ValidatedExamples, heads: int | Literal["auto"], **options: bool) -> None:
     """Refuse what `sculpt` cannot do where it was asked for."""
     why = why_not_sculpt(given, heads, **options)
     if why is not None:
         raise ValueError(why)
 
 
-def why_not_sculpt(given: Given, heads: int | Literal["auto"], **options: bool) -> str | None:
+def why_not_sculpt(
+    given: ValidatedExamples, heads: int | Literal["auto"], **options: bool
+) -> str | None:
     """What is in the way of method='sculpt', None if nothing is."""
     n, _, dim, _ = given.shape
     options = {"mask": given.masked, **options}

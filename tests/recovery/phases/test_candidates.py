@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onelayer import AttentionLayer, inputs
 from onelayer.array.backend import namespace, to_numpy
 from onelayer.heads import dense
-from onelayer.recovery import problem
+from onelayer.recovery import whitening
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.phases import candidates
 from onelayer.recovery.phases.affine_hull import Space
@@ -34,7 +34,7 @@ def posed_layer(seed=0, heads=2, n=400, dim=4, tokens=3, xp_array=np.asarray):
     """A random layer's examples, fitted and other ones, the space of its heads, where they are."""
     layer = AttentionLayer.random(heads=heads, dim=dim, scale=3.0, seed=seed)
     X = inputs.gaussian(n, tokens, dim, seed=seed + 1)
-    whole = problem.pose(xp_array(X), xp_array(layer(X)), None, False, False)
+    whole = whitening.whiten(xp_array(X), xp_array(layer(X)), None, False, False)
     root = np.linalg.inv(to_numpy(whole.whitening))
     heads_there = (root @ layer.attention @ root).reshape(heads, -1)
     space, coordinates = space_through(heads_there)
@@ -46,7 +46,7 @@ def noise_problem(seed, heads, n=14, dim=2, xp_array=np.asarray):
     rng = np.random.default_rng(seed)
     X, Y = rng.standard_normal((n, 3, dim)), rng.standard_normal((n, 3, 2))
     points = rng.standard_normal((heads, dim * dim))
-    posed = problem.pose(xp_array(X), xp_array(Y), None, False, False)
+    posed = whitening.whiten(xp_array(X), xp_array(Y), None, False, False)
     return posed, *space_through(points)
 
 
@@ -175,7 +175,7 @@ def test_losses_do_not_depend_on_how_tuples_and_examples_are_cut(monkeypatch):
     whole = candidates.losses(space, points, tuples, posed)
     monkeypatch.setattr(candidates, "_CHUNK_BYTES", 5 * 8 * 4 * 4)
     parts = [posed._block(slice(start, start + 7)) for start in range(0, 40, 7)]
-    monkeypatch.setattr(problem.Problem, "blocks", lambda posed, heads: tuple(parts))
+    monkeypatch.setattr(whitening.WhitenedExamples, "blocks", lambda posed, heads: tuple(parts))
     np.testing.assert_allclose(candidates.losses(space, points, tuples, posed), whole, rtol=1e-9)
 
 

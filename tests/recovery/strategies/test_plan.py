@@ -4,7 +4,7 @@ from cases import random_case
 
 from onelayer import AttentionLayer, inputs, recover
 from onelayer.data import sources
-from onelayer.recovery import problem
+from onelayer.recovery import whitening
 from onelayer.recovery.strategies import plan, search
 
 
@@ -39,7 +39,7 @@ def test_examples_that_stay_elsewhere_take_no_memory_here():
     case = random_case(0, n=4000, dim=4, heads=2)
     source = sources.in_pieces(case.X, case.Y, None)
     positions = np.arange(4000)
-    spread = problem.pose_spread(source, (1.0, 1.0), positions[:0], positions)
+    spread = whitening.whiten_streamed(source, (1.0, 1.0), positions[:0], positions)
     here, there = (plan.plan(posed, 2, 20).bytes for posed in (case.problem(), spread))
     copies = 3 * 8 * 4000 * case.X.shape[1] * (4 + case.Y.shape[2])
     assert here - there == copies

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onelayer.array import backend
-from onelayer.recovery import problem
+from onelayer.recovery import whitening
 from onelayer.recovery.diagnosis import suspicions
 from onelayer.recovery.diagnosis.suspicions import Suspicion
 from onelayer.recovery.gauss_newton import levenberg_marquardt, varpro
 from onelayer.recovery.gauss_newton.stopping import StageOutcome
 from onelayer.recovery.gauss_newton.varpro import Fit
-from onelayer.recovery.problem import Problem
 from onelayer.recovery.strategies.search import Search
-from onelayer.recovery.validation import Given
+from onelayer.recovery.validation import ValidatedExamples
+from onelayer.recovery.whitening import WhitenedExamples
 
 _ANOTHER_MODEL = {"axes", "not causal", "padding", "window", "positions", "unrelated"}
 _PREDICTED_BY = {
@@ -50,7 +50,7 @@ _FEWEST, _FEWEST_EQUATIONS, _OVERFITTED, _EXACT = 8, 2.0, 3.0, 1e-6
 class SecondOpinion:
     """Suspicions about the examples, and trials of what they suggest."""
 
-    given: Given
+    given: ValidatedExamples
     bias: bool
     causal: bool
     device: str | None
@@ -138,7 +138,7 @@ class SecondOpinion:
         search: Search,
         outcome: StageOutcome,
         found: StageOutcome,
-        fitted: Problem,
+        fitted: WhitenedExamples,
         name: str,
         errors: tuple[float, float],
     ) -> StageOutcome:
@@ -157,13 +157,13 @@ class SecondOpinion:
 
     def _posed(
         self, search: Search, heads: int, bias: bool, causal: bool
-    ) -> tuple[Problem, Problem]:
+    ) -> tuple[WhitenedExamples, WhitenedExamples]:
         """Examples to fit and to hold out, of a layer with these options."""
         posed = search.problem
-        unknowns = problem.unknowns(posed.dim, posed.out_dim, heads, search.rank, bias)
+        unknowns = whitening.unknowns(posed.dim, posed.out_dim, heads, search.rank, bias)
         count = int(_EQUATIONS * unknowns * posed.examples / posed.equations) + 20
-        X, Y, mask = (problem.place_or_none(one, self.device) for one in self._some(count))
-        whole = problem.pose(X, Y, mask, causal, bias)
+        X, Y, mask = (whitening.place_or_none(one, self.device) for one in self._some(count))
+        whole = whitening.whiten(X, Y, mask, causal, bias)
         order = search.rng.permutation(whole.examples)
         out = max(1, int(_HELD_OUT * whole.examples))
         return whole.take(order[out:]), whole.take(order[:out])

@@ -30,7 +30,7 @@ from onelayer.array.blocks import map_over, sum_over
 from onelayer.data.chunks import Chunks
 from onelayer.heads import dense
 from onelayer.recovery.gauss_newton.batches import Batches, Block
-from onelayer.recovery.problem import Problem
+from onelayer.recovery.whitening import WhitenedExamples
 
 # Relative to the mean eigenvalue of HᵀH: they keep the inverse finite when heads coincide.
 _RIDGE = 1e-13
@@ -184,7 +184,7 @@ def residuals_on(fit: Fit, blocks: Sequence[Block]) -> list[Array]:
     ]
 
 
-def held_out_error(fit: Fit, problem: Problem) -> float:
+def held_out_error(fit: Fit, problem: WhitenedExamples) -> float:
     """The relative root mean square error of a fit on other examples."""
     residuals = residuals_on(fit, problem.blocks(fit.heads))
     total = sum(backend.squared_norm(residual) for residual in residuals)

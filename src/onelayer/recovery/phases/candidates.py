@@ -26,7 +26,7 @@ from onelayer.recovery.gauss_newton import jacobian, varpro
 from onelayer.recovery.gauss_newton.batches import Block
 from onelayer.recovery.phases.affine_hull import Space
 from onelayer.recovery.phases.polytope import Body
-from onelayer.recovery.problem import Problem
+from onelayer.recovery.whitening import WhitenedExamples
 
 Matrix = np.ndarray[Any, Any]
 
@@ -50,7 +50,9 @@ class Found:
     held_out_error: float  # relative, on the other examples
 
 
-def solve(space: Space, body: Body, fitted: Problem, other: Problem) -> Found | None:
+def solve(
+    space: Space, body: Body, fitted: WhitenedExamples, other: WhitenedExamples
+) -> Found | None:
     """The heads in the space that explain the examples best; None if no net lies in the body."""
     points = net(space, body)
     if points is None:
@@ -95,7 +97,7 @@ def net(space: Space, body: Body) -> Matrix | None:
     return finest
 
 
-def losses(space: Space, points: Matrix, tuples: Matrix, fitted: Problem) -> Matrix:
+def losses(space: Space, points: Matrix, tuples: Matrix, fitted: WhitenedExamples) -> Matrix:
     """What the regression on each tuple of points leaves over of the outputs' squares.
 
     With H the features of a tuple that is |Y|² - tr(Yᵀ H (HᵀH)⁻¹ Hᵀ Y).
@@ -125,7 +127,9 @@ def losses(space: Space, points: Matrix, tuples: Matrix, fitted: Problem) -> Mat
     return left
 
 
-def refine_inside(space: Space, coordinates: Matrix, fitted: Problem) -> tuple[Matrix, varpro.Fit]:
+def refine_inside(
+    space: Space, coordinates: Matrix, fitted: WhitenedExamples
+) -> tuple[Matrix, varpro.Fit]:
     """Levenberg-Marquardt steps on the coordinates (m, m - 1), projections eliminated."""
     batches = fitted.batches(space.heads)
     directions = _directions(space, fitted)
@@ -151,13 +155,13 @@ def refine_inside(space: Space, coordinates: Matrix, fitted: Problem) -> tuple[M
     return coordinates, fit
 
 
-def stack(space: Space, coordinates: Matrix, problem: Problem) -> Array:
+def stack(space: Space, coordinates: Matrix, problem: WhitenedExamples) -> Array:
     """Heads at coordinates (m, m - 1) side by side, (d, m·d), in the problem's kind of array."""
     matrices = space.points(coordinates).reshape(-1, problem.dim, problem.dim)
     return dense.pack(backend.like(matrices, problem.X))
 
 
-def _directions(space: Space, problem: Problem) -> list[Array]:
+def _directions(space: Space, problem: WhitenedExamples) -> list[Array]:
     """One head moved along one axis of the space, for all heads and axes."""
     heads, dim = space.heads, problem.dim
     moves = []

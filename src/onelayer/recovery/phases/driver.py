@@ -23,9 +23,9 @@ from onelayer.recovery.phases.candidates import Found
 from onelayer.recovery.phases.examples import Examples
 from onelayer.recovery.phases.projection_sum import Estimate
 from onelayer.recovery.phases.sculpt import Sculpture, sculpt
-from onelayer.recovery.problem import Problem
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.trace import Log
+from onelayer.recovery.whitening import WhitenedExamples
 
 # Phases 3 and 4 are repeated while the sum is worse than this, and gets better by this factor.
 _MOST_ROUNDS, _GOOD_SUM, _WORTHWHILE = 4, 0.005, 0.7
@@ -46,8 +46,8 @@ class State:
     """What the phases know so far; `refusal` says why they cannot go on."""
 
     examples: Examples
-    fitted: Problem  # some of the examples in memory, for the regressions of phase 6
-    other: Problem  # further ones, to choose by
+    fitted: WhitenedExamples  # some of the examples in memory, for the regressions of phase 6
+    other: WhitenedExamples  # further ones, to choose by
     heads: int | None  # None while their number is not known
     sum: Estimate | None = None
     sculpture: Sculpture | None = None

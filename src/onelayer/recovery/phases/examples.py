@@ -18,12 +18,12 @@ from onelayer.array.backend import Array
 from onelayer.data.chunks import Progress, no_progress
 from onelayer.data.sources import Chunk, Source
 from onelayer.recovery import passes
-from onelayer.recovery.problem import (
-    Frame,
-    Problem,
-    SpreadProblem,
+from onelayer.recovery.whitening import (
+    StreamedExamples,
+    WhitenedExamples,
+    Whitening,
     bytes_in_block,
-    pose_spread,
+    whiten_streamed,
     without,
 )
 
@@ -36,7 +36,7 @@ Merge = Callable[[Result, Result], Result]
 class Examples:
     """All examples but those that are held out, and how to read them."""
 
-    spread: SpreadProblem
+    spread: StreamedExamples
     passing: Progress = no_progress  # told how far a pass is
 
     @property
@@ -70,13 +70,13 @@ class Examples:
         chosen = None if most is None or most >= len(source) else _evenly(len(source), size, most)
         some = source.chunks.pick(_with_some(source, size, chosen))
         reading = _Reading(
-            self.spread.frame, self.spread.held_out, self.spread.device, size, chosen
+            self.spread.transform, self.spread.held_out, self.spread.device, size, chosen
         )
         shared = (reading, work, merge)
         total: Result = passes.merged_over(some, _folded, merge, self.passing, *shared)
         return total
 
-    def problem(self, positions: np.ndarray[Any, Any]) -> Problem:
+    def problem(self, positions: np.ndarray[Any, Any]) -> WhitenedExamples:
         """Some examples, by their ascending positions, held in memory for Gauss-Newton steps."""
         return self.spread.at(positions)
 
@@ -99,7 +99,7 @@ class _Reading:
     Blocks are counted over all examples, so that the chosen ones are the same wherever these live.
     """
 
-    frame: Frame
+    transform: Whitening
     held_out: np.ndarray[Any, Any]
     device: str | None
     size: int
@@ -119,7 +119,7 @@ class _Reading:
         """The tokens and outputs of a block, those held out left out."""
         X, Y, _ = without(chunk.between(part.start, part.stop), self.held_out)
         X, Y = (backend.place(one, self.device) for one in (X, Y))
-        found = self.frame.whitened(X, Y, None)
+        found = self.transform.whitened(X, Y, None)
         return found.X, found.Y
 
 
@@ -135,7 +135,7 @@ def _folded(
         reading.parts(chunk),
         lambda part: work(*reading.whitened(chunk, part)),
         merge,
-        reading.frame.whitening,
+        reading.transform.whitening,
         told,
     )
 
@@ -165,7 +165,7 @@ def gather(
 ) -> Examples:
     """The examples with their whitening, from one pass over those that are not held out."""
     nowhere = np.arange(0)
-    spread = pose_spread(
+    spread = whiten_streamed(
         source, scales, held_out, order=nowhere, linear=True, device=device, told=passing
     )
     return Examples(spread, passing)

@@ -17,7 +17,7 @@ import numpy as np
 
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.gauss_newton.varpro import Fit
-from onelayer.recovery.problem import Frame
+from onelayer.recovery.whitening import Whitening
 
 _SECONDS_BETWEEN_WRITES = 10.0
 _OVERFITTED = 3.0  # a fit to more examples is better up to this many times the error
@@ -28,7 +28,7 @@ class Checkpointer:
     """Writes the layer of the best fit so far to a file, but not too often."""
 
     path: Path
-    frame: Frame
+    transform: Whitening
     least: float = np.inf  # error of the best fit so far
     examples: int = 0  # number of examples of that fit
     waiting: AttentionLayer | None = None  # its layer, if it is not in the file yet
@@ -58,7 +58,7 @@ class Checkpointer:
 
     def _take(self, fit: Fit) -> None:
         self.least, self.examples = fit.error, fit.batches.examples
-        self.waiting = self.frame.layer(fit.theta, fit.weights)
+        self.waiting = self.transform.layer(fit.theta, fit.weights)
 
     def flush(self) -> None:
         """Write the waiting layer; the search continues if the disk is full."""

@@ -14,8 +14,8 @@ from onelayer.array.backend import Array
 from onelayer.data.chunks import Progress, no_progress
 from onelayer.recovery.gauss_newton import low_rank, varpro
 from onelayer.recovery.gauss_newton.varpro import Fit
-from onelayer.recovery.problem import AnyProblem
 from onelayer.recovery.strategies import correlations
+from onelayer.recovery.whitening import AnyExamples
 
 _SCORE = 2.0  # standard deviation of the scores of a head that was missing, as a first try
 
@@ -37,7 +37,7 @@ def without_cheapest(fit: Fit) -> tuple[Array, int]:
 
 def missing(
     fit: Fit,
-    problem: AnyProblem,
+    problem: AnyExamples,
     rank: int | None,
     rng: np.random.Generator,
     told: Progress = no_progress,

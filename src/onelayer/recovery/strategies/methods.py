@@ -15,7 +15,7 @@ from onelayer.array.rounding import Rounding, rounding
 from onelayer.data import chunks, sources
 from onelayer.heads import dense
 from onelayer.layer import AttentionLayer
-from onelayer.recovery import problem
+from onelayer.recovery import whitening
 from onelayer.recovery.certificate import Certificate, certify
 from onelayer.recovery.diagnosis import copies, noise
 from onelayer.recovery.diagnosis.advice import advice
@@ -23,12 +23,12 @@ from onelayer.recovery.diagnosis.second_opinion import SecondOpinion
 from onelayer.recovery.gauss_newton import low_rank, varpro
 from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome
 from onelayer.recovery.phases import driver, examples
-from onelayer.recovery.problem import AnyProblem, Frame, Positions, Problem
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.strategies.checkpoint import Checkpointer
 from onelayer.recovery.strategies.search import Search
 from onelayer.recovery.trace import Log
-from onelayer.recovery.validation import Given
+from onelayer.recovery.validation import ValidatedExamples
+from onelayer.recovery.whitening import AnyExamples, Positions, WhitenedExamples, Whitening
 
 # Held out: a twentieth, or a fifth where examples are plenty, but never more than this many.
 _MOST_HELD_OUT = 2000
@@ -51,7 +51,7 @@ _UNEXPLAINED = 0.3  # a held-out error from which heads are not even roughly rig
 class Task:
     """The checked arguments of one recovery."""
 
-    given: Given
+    given: ValidatedExamples
     heads: int | Literal["auto"]
     rank: int | None
     bias: bool
@@ -68,9 +68,9 @@ class Task:
     def rounding(self) -> Rounding:
         """How the outputs were rounded before they were given."""
         X, Y, mask = self.given.source.first(min(_ROUNDED, len(self.given.source)))
-        return rounding(problem.without_padding(X, Y, mask)[1])
+        return rounding(whitening.without_padding(X, Y, mask)[1])
 
-    def within(self, frame: Frame) -> Task:
+    def within(self, frame: Whitening) -> Task:
         """The same with a rank that matrices on the span of the inputs can have."""
         return replace(self, rank=frame.rank(self.rank))
 
@@ -161,11 +161,11 @@ def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     return _answer(task, fitted, fit, reason, certificate)
 
 
-def begin(task: Task, log: Log, rng: np.random.Generator) -> tuple[driver.State, Problem]:
+def begin(task: Task, log: Log, rng: np.random.Generator) -> tuple[driver.State, WhitenedExamples]:
     """The state before the first phase, and the examples of the certificate."""
     n, *_ = task.given.shape
     held_out = np.sort(rng.choice(n, min(max(2, n // 20), _MOST_HELD_OUT), replace=False))
-    scales = problem.scales_of(task.given.largest)
+    scales = whitening.scales_of(task.given.largest)
     source = examples.gather(task.given.source, scales, held_out, task.device, log.progress)
     other, unseen = source.problem(held_out[::2]), source.problem(held_out[1::2])
     heads = None if task.heads == "auto" else task.heads
@@ -192,7 +192,7 @@ def _heads(theta: Array) -> int:
 
 
 def _search(
-    task: Task, fitted: AnyProblem, seen: Problem, log: Log, rng: np.random.Generator
+    task: Task, fitted: AnyExamples, seen: WhitenedExamples, log: Log, rng: np.random.Generator
 ) -> Search:
     error = task.rounding.error / fitted.output_scale
     search = Search(fitted, seen, task.rank, task.tol, error, task.restarts, rng, log)
@@ -201,14 +201,18 @@ def _search(
 
 
 def _certified(
-    task: Task, fit: varpro.Fit, fitted: AnyProblem, held_out: Problem, rng: np.random.Generator
+    task: Task,
+    fit: varpro.Fit,
+    fitted: AnyExamples,
+    held_out: WhitenedExamples,
+    rng: np.random.Generator,
 ) -> Certificate:
     error, sharp = task.rounding.error / fitted.output_scale, max(_SHARP, _SHARP_TOLS * task.tol)
     stored = backend.epsilon(backend.floating(task.given.source.samples[0]))
     return certify(fit, fitted, held_out, task.rank, error, rng, sharp, stored)
 
 
-def _note_span(fitted: AnyProblem, task: Task, log: Log) -> None:
+def _note_span(fitted: AnyExamples, task: Task, log: Log) -> None:
     """A row of the trace for the directions that the inputs have."""
     given, inputs = task.given.shape[2], fitted.span
     note = f"inputs vary along {inputs.rank} of {given} directions"
@@ -220,7 +224,7 @@ def _note_span(fitted: AnyProblem, task: Task, log: Log) -> None:
 
 def _answer(
     task: Task,
-    posed: Frame,
+    posed: Whitening,
     fit: varpro.Fit,
     reason: Reason,
     certificate: Certificate,
@@ -233,7 +237,7 @@ def _answer(
     return Answer(layer, reason, words, fit.error, certificate)
 
 
-def _posed(task: Task, log: Log, rng: np.random.Generator) -> tuple[AnyProblem, Problem]:
+def _posed(task: Task, log: Log, rng: np.random.Generator) -> tuple[AnyExamples, WhitenedExamples]:
     """Examples to fit, and examples held out, which are in memory; both in random order.
 
     Those to fit are in memory too if they came so and have room there. Otherwise they stay where
@@ -246,15 +250,15 @@ def _posed(task: Task, log: Log, rng: np.random.Generator) -> tuple[AnyProblem, 
     if given.source.chunks.in_memory and fits:
         (chunk,) = given.source.chunks.collect()
         fitted_at, held_out_at = copies.split(chunk, _held_out(task), rng)
-        X, Y, mask = (problem.place_or_none(one, task.device) for one in chunk.arrays)
-        whole = problem.pose(X, Y, mask, task.causal, task.bias)
+        X, Y, mask = (whitening.place_or_none(one, task.device) for one in chunk.arrays)
+        whole = whitening.whiten(X, Y, mask, task.causal, task.bias)
         return whole.take(fitted_at), whole.take(held_out_at)
     source = given.source
     if source.chunks.in_memory:
         source = sources.in_pieces(*source.chunks.collect()[0].arrays)
-    spread = problem.pose_spread(
+    spread = whitening.whiten_streamed(
         source,
-        problem.scales_of(given.largest),
+        whitening.scales_of(given.largest),
         held_out=np.arange(0),
         order=_drawn(n, rng),
         causal=task.causal,
@@ -269,7 +273,7 @@ def _held_out(task: Task) -> int:
     """How many examples are held out: more where there are plenty."""
     n, _, dim, out_dim = task.given.shape
     heads = 1 if task.heads == "auto" else task.heads
-    unknowns = problem.unknowns(dim, out_dim, heads, task.rank, task.bias)
+    unknowns = whitening.unknowns(dim, out_dim, heads, task.rank, task.bias)
     plenty = task.given.rows * out_dim > _PLENTY * unknowns
     if not plenty:
         return min(max(1, n // 20), _MOST_HELD_OUT)
@@ -282,7 +286,7 @@ def _drawn(n: int, rng: np.random.Generator) -> Positions:
     return rng.permutation(n) if n <= _MOST_DRAWN else rng.choice(n, _MOST_DRAWN, replace=False)
 
 
-def _product_size(fitted: AnyProblem, heads: int | Literal["auto"]) -> float:
+def _product_size(fitted: AnyExamples, heads: int | Literal["auto"]) -> float:
     """Floating point operations of the largest product in a step."""
     columns = fitted.dim * (1 if heads == "auto" else heads)
     return 2.0 * fitted.examples * fitted.tokens * fitted.dim * columns
@@ -291,7 +295,7 @@ def _product_size(fitted: AnyProblem, heads: int | Literal["auto"]) -> float:
 def _reason(
     outcome: StageOutcome,
     certificate: Certificate,
-    fitted: AnyProblem,
+    fitted: AnyExamples,
     task: Task,
     richer_error: float,
 ) -> Reason:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.data import chunks
-from onelayer.recovery.problem import AnyProblem, Problem
+from onelayer.recovery.whitening import AnyExamples, WhitenedExamples
 
 _STEPS, _PRODUCTS = 50, 700
 _IN_FULL = 0.3  # the share of steps that are fitted in float64, at twice the cost
@@ -37,13 +37,13 @@ class Plan:
         )
 
 
-def plan(problem: AnyProblem, heads: int, examples: int) -> Plan:
+def plan(problem: AnyExamples, heads: int, examples: int) -> Plan:
     """That of a search with so many heads whose steps see so many examples."""
     rows, features = examples * problem.tokens, heads * problem.dim
     # Beside steps: HᵀH and its inverse for two fits, and what it takes to find them; examples as
     # given, whitened, and in random order.
     size = 8 * 8.0 * features**2
-    if isinstance(problem, Problem):
+    if isinstance(problem, WhitenedExamples):
         size += 3 * 8.0 * problem.examples * problem.tokens * (problem.dim + problem.out_dim)
     size += max(_held_by_steps(problem, heads, count) for count in (examples, problem.examples))
     unit = 2.0 * rows * problem.dim * features  # tokens times a matrix for each head
@@ -55,7 +55,7 @@ def plan(problem: AnyProblem, heads: int, examples: int) -> Plan:
     return Plan(examples, size, operations * _seconds_per_operation(problem.whitening, features))
 
 
-def _held_by_steps(problem: AnyProblem, heads: int, examples: int) -> float:
+def _held_by_steps(problem: AnyExamples, heads: int, examples: int) -> float:
     """The bytes of features and projected tokens; what has no room is computed anew, and not held.
 
     Features of two fits in float64, and in float32; tokens in both.

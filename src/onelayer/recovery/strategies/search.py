@@ -36,10 +36,10 @@ from onelayer.recovery.gauss_newton import levenberg_marquardt, low_rank, varpro
 from onelayer.recovery.gauss_newton.batches import Block
 from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome, StoppingRule
 from onelayer.recovery.gauss_newton.varpro import Fit
-from onelayer.recovery.problem import AnyProblem, Problem
 from onelayer.recovery.strategies import correlations, head_swaps, plan
 from onelayer.recovery.strategies.checkpoint import Checkpointer
 from onelayer.recovery.trace import Log
+from onelayer.recovery.whitening import AnyExamples, WhitenedExamples
 
 # Fewer equations than this per unknown and a fit proves nothing, more heads still less.
 _FEWEST_EQUATIONS = 1.2
@@ -83,8 +83,8 @@ class Doubt(Protocol):
 class Search:
     """The setting of one search: examples, the rank asked for, the error aimed at."""
 
-    problem: AnyProblem
-    held_out: Problem
+    problem: AnyExamples
+    held_out: WhitenedExamples
     rank: int | None
     tol: float
     rounding: float  # relative rounding error of the outputs as they were given
@@ -94,7 +94,9 @@ class Search:
     begun: Array | None = None  # heads to go on from, of a search that was ended before
     richer_error: float = np.inf  # least held-out error of a fit with more heads than asked for
     looked: bool = False  # whether a decision has rested on the held-out examples
-    judges: Problem | None = None  # held-out examples to tell noise by; as above by default
+    judges: WhitenedExamples | None = (
+        None  # held-out examples to tell noise by; as above by default
+    )
     doubt: Doubt | None = None  # asked once, about a first fit that explains too little
     checkpointer: Checkpointer | None = None  # offered every fit
     patient: bool = False  # whether the search goes on however hopeless it is
@@ -113,7 +115,7 @@ class Search:
         name: str,
         theta: Array,
         policy: levenberg_marquardt.StepPolicy = levenberg_marquardt.FAST,
-        problem: AnyProblem | None = None,
+        problem: AnyExamples | None = None,
         target: float | None = None,
         eager: bool = False,
     ) -> StageOutcome:
@@ -289,7 +291,7 @@ class Search:
         name: str,
         theta: Array,
         policy: levenberg_marquardt.StepPolicy = levenberg_marquardt.FAST,
-        problem: AnyProblem | None = None,
+        problem: AnyExamples | None = None,
         target: float | None = None,
     ) -> StageOutcome:
         """A stage that puts in a missing head whenever it is stuck, as long as that helps."""
@@ -310,7 +312,7 @@ class Search:
                 break
         return outcome
 
-    def _few(self, heads: int, attempt: int = 0) -> Problem | None:
+    def _few(self, heads: int, attempt: int = 0) -> WhitenedExamples | None:
         """As few examples as a first stage takes; None if all are hardly more."""
         count = self._enough(heads, attempt)
         worthwhile = _WORTH_A_STAGE * count <= self.problem.examples
@@ -429,7 +431,7 @@ class Search:
         Of examples that stay elsewhere a sample is brought here.
         """
         others = (self.judges or self.held_out).blocks(fit.heads)
-        if isinstance(self.problem, Problem):
+        if isinstance(self.problem, WhitenedExamples):
             return [block for chunk in fit.batches.chunks.collect() for block in chunk], others
         return list(self.problem.sample(_JUDGED).blocks(fit.heads)), others
 

@@ -19,8 +19,8 @@ nothing is gained by subtracting it, and z = x A with A made from second moments
 Outputs are divided by their root mean square, so that all errors are relative; about their mean,
 which is subtracted, where there is a constant.
 
-A `Problem` holds its examples in memory. A `SpreadProblem` leaves them where they live and whitens
-them chunk by chunk, whenever they are asked for; it can bring a random sample of them here.
+`WhitenedExamples` are held in memory. `StreamedExamples` stay where they live and are whitened
+whenever they are read; a random sample of them can be brought here.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Positions: TypeAlias = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Frame:
+class Whitening:
     """What all examples of a problem share, with what is needed to come back from it."""
 
     tokens: int
@@ -79,9 +79,9 @@ class Frame:
         return self.dim + int(self.constant)
 
     @property
-    def frame(self) -> Frame:
+    def transform(self) -> Whitening:
         """This alone, without any examples."""
-        return Frame(*(getattr(self, field.name) for field in fields(Frame)))
+        return Whitening(*(getattr(self, field.name) for field in fields(Whitening)))
 
     def rank(self, rank: int | None) -> int | None:
         """The rank of attention matrices on the span; None where any matrix has it."""
@@ -91,12 +91,12 @@ class Frame:
         """The number of free numbers in a layer of this shape."""
         return unknowns(self.dim, self.out_dim, heads, rank, self.constant)
 
-    def whitened(self, X: Array, Y: Array, mask: Array | None) -> Problem:
+    def whitened(self, X: Array, Y: Array, mask: Array | None) -> WhitenedExamples:
         """Examples as they were given, in memory and on the device of the whitening matrix."""
         X, Y = backend.double(X), backend.double(Y)
         X, Y = (X - self.origin) @ self.whitening, (Y - self.output_mean) / self.output_scale
         X, Y = without_padding(X, Y, mask)
-        return Problem(**vars(self.frame), X=X, Y=Y, mask=mask)
+        return WhitenedExamples(**vars(self.transform), X=X, Y=Y, mask=mask)
 
     def queries(self, keys: Array) -> Array:
         """The queries (n, k, p) of whitened tokens: with a constant 1, or (z + ν) M."""
@@ -128,8 +128,8 @@ class Frame:
     def matrices(self, theta: Array, weights: Array) -> tuple[Any, Any, Any, Any]:
         """Θ (m, d, d), c (m, d), W (m, d, e) and b (e,) of heads and weights, or of their changes.
 
-        All four are linear in both, and zero outside of the span. Without biases of the frame c and
-        b are zero. In numpy.
+        All four are linear in both, and zero outside of the span. Without a constant c and b are
+        zero. In numpy.
         """
         A, mean = backend.to_numpy(self.whitening), backend.to_numpy(self.origin)
         heads = backend.to_numpy(dense.unpack(theta, self.dim))
@@ -182,7 +182,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Problem(Frame):
+class WhitenedExamples(Whitening):
     """Examples in memory, in whitened coordinates and in random order."""
 
     X: Array  # whitened tokens (n, k, d)
@@ -198,13 +198,13 @@ class Problem(Frame):
         """The number of observed numbers."""
         return counted(self.X, self.mask) * self.out_dim
 
-    def take(self, index: Positions) -> Problem:
+    def take(self, index: Positions) -> WhitenedExamples:
         """The problem on some of the examples."""
         X, Y = backend.rows(self.X, index), backend.rows(self.Y, index)
         mask = None if self.mask is None else backend.rows(self.mask, index)
         return replace(self, X=X, Y=Y, mask=mask)
 
-    def sample(self, count: int) -> Problem:
+    def sample(self, count: int) -> WhitenedExamples:
         """The problem on so many examples, drawn at random."""
         return self.take(np.arange(count))
 
@@ -239,7 +239,7 @@ class Problem(Frame):
 
 
 @dataclass(frozen=True, eq=False)
-class SpreadProblem(Frame):
+class StreamedExamples(Whitening):
     """Examples that stay where they live; some of them, held out, are not among its own."""
 
     source: Source
@@ -252,18 +252,18 @@ class SpreadProblem(Frame):
     def examples(self) -> int:
         return len(self.source) - len(self.held_out)
 
-    def at(self, positions: Positions) -> Problem:
+    def at(self, positions: Positions) -> WhitenedExamples:
         """The examples at some positions, in their order, brought here."""
         ascending = np.sort(positions)
         X, Y, mask = (place_or_none(one, self.device) for one in self.source.rows(ascending))
         return self.whitened(X, Y, mask).take(np.searchsorted(ascending, positions))
 
-    def sample(self, count: int) -> Problem:
+    def sample(self, count: int) -> WhitenedExamples:
         """The problem on so many examples, drawn at random, in memory."""
         return self.at(self.order[:count])
 
-    def split(self, count: int) -> tuple[SpreadProblem, Problem]:
-        """The problem without so many random examples, and these, in memory and the same frame."""
+    def split(self, count: int) -> tuple[StreamedExamples, WhitenedExamples]:
+        """All but `count` random examples, and these, in memory."""
         out = self.sample(count)
         rest = replace(
             self,
@@ -275,7 +275,7 @@ class SpreadProblem(Frame):
 
     def batches(self, heads: int) -> Batches:
         """The examples in blocks, chunk by chunk, held where they are if there is room."""
-        shared = (self.frame, self.held_out, self.device, heads)
+        shared = (self.transform, self.held_out, self.device, heads)
         spread = self.source.chunks.map(_cut_chunk, *shared)
         budget = chunks.memory_budget(self.whitening)
         batches = self._batches(spread, self.examples, self.equations, budget)
@@ -286,14 +286,14 @@ class SpreadProblem(Frame):
         return replace(batches, chunks=held)
 
 
-AnyProblem: TypeAlias = Problem | SpreadProblem
+AnyExamples: TypeAlias = WhitenedExamples | StreamedExamples
 
 
 def _cut_chunk(
-    chunk: Chunk, frame: Frame, held_out: Positions, device: str | None, heads: int
+    chunk: Chunk, transform: Whitening, held_out: Positions, device: str | None, heads: int
 ) -> tuple[Block, ...]:
     X, Y, mask = (place_or_none(one, device) for one in without(chunk, held_out))
-    return frame.whitened(X, Y, mask).blocks(heads)
+    return transform.whitened(X, Y, mask).blocks(heads)
 
 
 def without(chunk: Chunk, held_out: Positions) -> tuple[Array | None, ...]:
@@ -333,7 +333,7 @@ def unknowns(dim: int, out_dim: int, heads: int, rank: int | None, bias: bool) -
     return heads * (free + dim * out_dim + dim * int(bias)) + out_dim * int(bias)
 
 
-# Finding the frame
+# Finding the transform
 
 
 @dataclass(frozen=True)
@@ -361,8 +361,8 @@ def framed(
     causal: bool,
     bias: bool,
     linear: bool = False,
-) -> Frame:
-    """The frame of examples of which these are the moments, and these some of them.
+) -> Whitening:
+    """The transform of examples of which these are the moments, and these some of them.
 
     A `linear` one has no constant and subtracts nothing: queries, keys and values are the same.
     """
@@ -377,7 +377,7 @@ def framed(
         squares = squares + backend.to_numpy(mean) ** 2
         mean = backend.zeros(mean.shape, mean)
     device = found.tokens.mean
-    return Frame(
+    return Whitening(
         tokens,
         int(whitening.shape[1]),
         out_dim,
@@ -429,15 +429,15 @@ def scales_of(largest: tuple[float, float]) -> tuple[float, float]:
     return largest[0] or 1.0, largest[1] or 1.0
 
 
-def pose(X: Array, Y: Array, mask: Array | None, causal: bool, bias: bool) -> Problem:
+def whiten(X: Array, Y: Array, mask: Array | None, causal: bool, bias: bool) -> WhitenedExamples:
     """The recovery problem of checked arrays X and Y, in float64 and whitened coordinates."""
     X, Y = without_padding(X, Y, mask)
     scales = scales_of((backend.largest(X), backend.largest(Y)))
-    frame = framed(moments(X, Y, mask, scales), scales, (X, Y), causal, bias)
-    return frame.whitened(X, Y, mask)
+    transform = framed(moments(X, Y, mask, scales), scales, (X, Y), causal, bias)
+    return transform.whitened(X, Y, mask)
 
 
-def pose_spread(
+def whiten_streamed(
     source: Source,
     scales: tuple[float, float],
     held_out: Positions,
@@ -447,7 +447,7 @@ def pose_spread(
     linear: bool = False,
     device: str | None = None,
     told: Progress = no_progress,
-) -> SpreadProblem:
+) -> StreamedExamples:
     """The problem of examples that stay where they live, from one pass over them.
 
     `scales` are the largest entries, `held_out` the ascending positions of examples that are none
@@ -457,14 +457,14 @@ def pose_spread(
     found = passes.merged_over(source.chunks, _chunk_moments, operator.add, told, *shared)
     X, Y, mask = source.first(min(_ROUNDED, len(source)))
     X, Y = without_padding(X, Y, mask)
-    frame = framed(found, scales, (X, Y), causal, bias, linear)
-    return SpreadProblem(
-        **vars(frame),
+    transform = framed(found, scales, (X, Y), causal, bias, linear)
+    return StreamedExamples(
+        **vars(transform),
         source=source,
         device=device,
         held_out=held_out,
         order=order,
-        equations=found.outputs.rows * frame.out_dim,
+        equations=found.outputs.rows * transform.out_dim,
     )
 
 

@@ -10,13 +10,13 @@ from onelayer.array import blocks
 from onelayer.array.backend import like, namespace, to_numpy
 from onelayer.data.chunks import InMemory
 from onelayer.heads import dense
-from onelayer.recovery import problem
+from onelayer.recovery import whitening
 from onelayer.recovery.gauss_newton import jacobian, varpro
 
 
 def pose(xp_array, X, Y, mask=None, causal=False, bias=False):
     mask = None if mask is None else xp_array(mask)
-    return problem.pose(xp_array(X), xp_array(Y), mask, causal, bias)
+    return whitening.whiten(xp_array(X), xp_array(Y), mask, causal, bias)
 
 
 # Coordinates
