@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from onelayer.features.sets import as_sets
+from onelayer.data.sets import as_sets
 
 NO_MATTER = 1e30  # what padding may hold
 

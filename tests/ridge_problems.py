@@ -6,9 +6,9 @@ import oracles
 from onelayer import inputs
 from onelayer.array.backend import namespace, to_numpy
 from onelayer.data import sources
+from onelayer.data.sets import as_sets
 from onelayer.features import mlp_features
 from onelayer.features.progress import untracked
-from onelayer.features.sets import as_sets
 from onelayer.features.solvers import design as design_module
 from onelayer.features.solvers import ridge
 from onelayer.features.solvers.design import Design, SpreadDesign

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         RandomFeatureAttentionClassifier,
         RandomFeatureMLP,
     )
-    from onelayer.features.kernel_matrices import attention_kernel, mlp_kernel
+    from onelayer.features.kernels.functions import attention_kernel, mlp_kernel
     from onelayer.features.learning_curves import LearningCurve, learning_curve
 
 __version__ = version("onelayer")
@@ -38,7 +38,7 @@ _MODULES = {
         "RandomFeatureAttentionClassifier",
         "RandomFeatureMLP",
     ),
-    "kernel_matrices": ("attention_kernel", "mlp_kernel"),
+    "kernels.functions": ("attention_kernel", "mlp_kernel"),
 }
 _LATER = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from onelayer.array import blocks
 from onelayer.array.backend import namespace, to_numpy
+from onelayer.data.sets import single_tokens
 from onelayer.features import attention_features
 from onelayer.features.positions import Positions
-from onelayer.features.sets import single_tokens
 from onelayer.heads import dense as softmax
 
 

@@ -7,7 +7,8 @@ from sklearn.model_selection import GridSearchCV
 
 import onelayer as ol
 from onelayer import inputs
-from onelayer.features import kernels, progress
+from onelayer.features import progress
+from onelayer.features.kernels.attention import AttentionKernel
 from onelayer.features.solvers import design as design_module
 from onelayer.features.solvers import ridge
 
@@ -150,7 +151,7 @@ def test_a_stage_that_raises_is_torn_down(monkeypatch):
     def block(*arguments):
         raise MemoryError("no more")
 
-    monkeypatch.setattr(kernels, "attention_kernel_block", block)
+    monkeypatch.setattr(AttentionKernel, "block", block)
     callback, told = recorder()
     with pytest.raises(MemoryError, match="no more"):
         ol.AttentionKernelRidge().set_callbacks(callback).fit(X, Y)

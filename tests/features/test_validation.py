@@ -8,8 +8,8 @@ from sklearn.exceptions import DataConversionWarning, NotFittedError
 import onelayer as ol
 from onelayer import inputs
 from onelayer.array.backend import to_numpy
+from onelayer.data.sets import as_sets
 from onelayer.features import validation
-from onelayer.features.sets import as_sets
 
 X = inputs.sphere(12, 4, 3)
 Y = X[:, 1:, 0].mean(axis=1)

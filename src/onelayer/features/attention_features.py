@@ -1,19 +1,19 @@
-"""The features of random-feature attention: frozen random heads, of which only values are trained.
+"""Features of random-feature attention: frozen random heads, of which only values are trained.
 
-With x̃ = [x; 1], N keys and M heads, head m sees the query and key i through a random matrix
-W_m = W_0 + G_m, entries of G_m from N(0, 1/4), and gives the D = d + 1 features
+With x̃ = [x; 1], N keys, M heads and an activation σ, head m compares the query with key i by a
+random matrix W_m = W_0 + G_m, entries of G_m from N(0, 1/4), and has the D = d + 1 features
 
-    φ_m(x) = M^{-1/2} (1/N) Σ_i relu(x̃_0ᵀ W_m x̃_i) x̃_i.
+    φ_m(x) = M^{-1/2} (1/N) Σ_i σ(x̃_0ᵀ W_m x̃_i) x̃_i.
 
 W_0 = 0 is RFA and W_0 = the identity on the first d coordinates BRFA (arXiv 2307.11353). With the
-factor M^{-1/2} the products of features converge to a kernel as the heads grow (`kernels.py`).
+factor M^{-1/2} products of features converge to a kernel as M grows (`kernels/attention.py`).
 
-With a depth above 1 the tokens pass through frozen layers first. Each adds to every token, query
-or key, what random heads read for it from the keys, mixed by random matrices V_m:
+With a depth above 1 the tokens pass through frozen layers first. Each layer adds to every token,
+query or key, what random heads read for it from the keys, mixed by random matrices V_m:
 
     x_a <- (x_a + |x_a| z_a / |z_a|) / √2,        z_a = Σ_m V_m φ_m(x_a, keys),
 
-so that a token keeps its size and remembers what it was, as in a residual stream.
+so that a token keeps its norm, as in a normalised residual stream.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ import numpy as np
 from onelayer.array import backend, blocks
 from onelayer.array.backend import Array
 from onelayer.features import queries
+from onelayer.features.activations import Activation
+from onelayer.features.activations.relu import RELU
 from onelayer.features.positions import Positions
 from onelayer.heads import dense
 
 
-class Prepared(NamedTuple):
+class AttentionInputs(NamedTuple):
     """A block of examples as the heads read it; D is the size of an extended token."""
 
     queries: Array  # (b, 1, D)
     keys: Array  # (b, N, D), zero where there is none
-    values: Array  # (b, N, D), the keys over their number and over the root of that of the heads
+    values: Array  # (b, N, D), the keys over (number of keys) · √(number of heads)
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class AttentionMap:
     positions: Positions
     hidden: tuple[Hidden, ...] = ()
     query: str = "first"  # see `queries.py`
+    activation: Activation = RELU
 
     @property
     def unit(self) -> int:
@@ -77,17 +80,17 @@ class AttentionMap:
         """The numbers in use for one head of one example while its features are computed."""
         return 2 * self.unit + tokens
 
-    def prepare(self, tokens: Array, mask: Array | None) -> Prepared:
+    def prepare(self, tokens: Array, mask: Array | None) -> AttentionInputs:
         """Tokens (b, T, d), finite also where their mask (b, T) is False, for any of the heads."""
         tokens, mask = queries.with_query_first(self.positions(tokens), mask, self.query)
         for layer in self.hidden:
-            tokens = _through(layer, tokens, mask)
+            tokens = _through(layer, tokens, mask, self.activation)
         prepared = _extended(tokens, mask, self.size // self.unit)
         return prepared._replace(queries=prepared.queries[:, :1, :])
 
-    def features(self, prepared: Prepared, part: slice) -> Array:
+    def features(self, prepared: AttentionInputs, part: slice) -> Array:
         """The features of whole heads, columns `part` of Φ: (b, columns)."""
-        return _read(prepared, self.weights[:, part])
+        return _read(prepared, self.weights[:, part], self.activation)
 
 
 def draw(
@@ -98,22 +101,23 @@ def draw(
     rng: np.random.Generator,
     query: str = "first",
     varying: np.ndarray[Any, Any] | None = None,
+    activation: Activation = RELU,
 ) -> AttentionMap:
-    """Draw the heads; more heads of the same generator begin with the same ones (at depth 1).
+    """Draw the heads; at depth 1 the first heads do not depend on their number.
 
-    `bias` is W_0: a number times the identity on the coordinates of the token, or a full matrix;
-    `query` is one of `queries.KINDS`. What is random is drawn for the coordinates that may be other
-    than zero: those of `varying` (dim,), all for None, and what positions add. The others have none
-    of it, so that the heads are as if they were not there.
+    `bias` is W_0: a number times the identity on the coordinates of the token, or a full matrix.
+    Random entries are drawn for the coordinates that may be nonzero: those of `varying` (dim,), all
+    for None, and those that positions add. The other entries are zero, so that the heads are those
+    of tokens without these coordinates.
     """
     streams = rng.spawn(depth)
     used = positions.used(varying)
     layers = [_draw_heads(heads, bias, positions, used, stream) for stream in streams]
     hidden = [
-        Hidden(matrices, spread_out(stream, np.tile(used, heads), used[:-1]))
+        Hidden(matrices, masked_normal(stream, np.tile(used, heads), used[:-1]))
         for matrices, stream in zip(layers[1:], streams[1:], strict=True)
     ]
-    return AttentionMap(layers[0], positions, tuple(hidden), query)
+    return AttentionMap(layers[0], positions, tuple(hidden), query, activation)
 
 
 def bias_matrix(bias: Array | float, positions: Positions) -> np.ndarray[Any, Any]:
@@ -132,10 +136,10 @@ def bias_matrix(bias: Array | float, positions: Positions) -> np.ndarray[Any, An
     return matrix
 
 
-def spread_out(rng: np.random.Generator, *used: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def masked_normal(rng: np.random.Generator, *used: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Standard normal numbers where all the axes are used, and zeros elsewhere.
 
-    >>> spread_out(np.random.default_rng(0), np.ones(1, bool), np.array([False, True])).round(2)
+    >>> masked_normal(np.random.default_rng(0), np.ones(1, bool), np.array([False, True])).round(2)
     array([[0.  , 0.13]])
     """
     drawn = rng.standard_normal(tuple(int(axis.sum()) for axis in used))
@@ -154,34 +158,34 @@ def _draw_heads(
     rng: np.random.Generator,
 ) -> np.ndarray[Any, Any]:
     centre = bias_matrix(bias, positions)
-    noise = spread_out(rng, np.ones(heads, bool), used, used) / 2
+    noise = masked_normal(rng, np.ones(heads, bool), used, used) / 2
     stacked: np.ndarray[Any, Any] = dense.pack(centre + noise)
     return stacked
 
 
-def _extended(tokens: Array, mask: Array | None, heads: int) -> Prepared:
+def _extended(tokens: Array, mask: Array | None, heads: int) -> AttentionInputs:
     """All tokens as queries; keys that are not there are zero and add nothing to any sum."""
     xp = backend.namespace(tokens)
     extended = dense.with_constant(tokens)
     keys = extended[:, 1:, :]
     if mask is None:
-        return Prepared(extended, keys, keys / (keys.shape[1] * heads**0.5))
-    there = xp.astype(mask[:, 1:, None], tokens.dtype)
+        return AttentionInputs(extended, keys, keys / (keys.shape[1] * heads**0.5))
+    count = xp.sum(xp.astype(mask[:, 1:, None], tokens.dtype), axis=1, keepdims=True)
     keys = xp.where(mask[:, 1:, None], keys, backend.zeros((1, 1, 1), keys))
-    return Prepared(extended, keys, keys / (xp.sum(there, axis=1, keepdims=True) * heads**0.5))
+    return AttentionInputs(extended, keys, keys / (count * heads**0.5))
 
 
-def _read(prepared: Prepared, weights: Array) -> Array:
+def _read(prepared: AttentionInputs, weights: Array, activation: Activation) -> Array:
     """What the heads of `weights` (D, h·D) read for every query, (b·queries, h·D)."""
     xp = backend.namespace(weights)
     queries, keys, values = prepared
     b, count, size = queries.shape
     projected = xp.reshape(queries, (b * count, size)) @ weights
     scores = xp.reshape(projected, (b, -1, size)) @ backend.transpose(keys)
-    return xp.reshape(backend.relu(scores) @ values, (b * count, -1))
+    return xp.reshape(activation.apply(scores) @ values, (b * count, -1))
 
 
-def _through(layer: Hidden, tokens: Array, mask: Array | None) -> Array:
+def _through(layer: Hidden, tokens: Array, mask: Array | None, activation: Activation) -> Array:
     """The tokens (b, T, d) after a frozen layer."""
     xp = backend.namespace(tokens)
     size = layer.heads.shape[0]
@@ -190,7 +194,7 @@ def _through(layer: Hidden, tokens: Array, mask: Array | None) -> Array:
 
     def mixed(heads: slice) -> Array:
         part = slice(heads.start * size, heads.stop * size)
-        return _read(prepared, layer.heads[:, part]) @ layer.mix[part, :]
+        return _read(prepared, layer.heads[:, part], activation) @ layer.mix[part, :]
 
     update = blocks.sum_over(blocks.slices(layer.heads.shape[1] // size, per_head), mixed)
     update = xp.reshape(update, tokens.shape)

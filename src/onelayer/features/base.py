@@ -13,12 +13,12 @@ from sklearn.utils.validation import check_is_fitted
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.data import sources
+from onelayer.data.sets import Sets
 from onelayer.data.sources import Source
+from onelayer.data.standardization import Moments, Standardization
 from onelayer.features import progress, queries, streamed, validation
 from onelayer.features.models import Model, Predictor, Problem
-from onelayer.features.sets import Sets
 from onelayer.features.solvers.leave_one_out import Found
-from onelayer.features.standardization import Moments, Standardization
 from onelayer.features.streamed import Given, Reader, Seen
 
 

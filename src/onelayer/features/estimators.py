@@ -30,9 +30,10 @@ from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 from onelayer.array import backend, checks
 from onelayer.array.backend import Array
 from onelayer.data import sources
+from onelayer.data.sets import Sets
 from onelayer.features import attention_features, mlp_features, queries, scores, validation
 from onelayer.features.base import RidgeEstimator, SetEstimator, in_numpy_here
-from onelayer.features.kernel_matrices import kernel_bias
+from onelayer.features.kernels.functions import attention_kernel_for
 from onelayer.features.models import (
     FeatureModel,
     KernelModel,
@@ -42,7 +43,6 @@ from onelayer.features.models import (
     Transformer,
 )
 from onelayer.features.positions import Positions
-from onelayer.features.sets import Sets
 from onelayer.features.streamed import Given, Seen
 
 
@@ -289,7 +289,7 @@ class AttentionKernelRidge(Regressor):
         return problem.here()  # where the n x n numbers of the kernel are, there is room for X
 
     def _draw(self, sets: Sets) -> Model:
-        return KernelModel(sets, kernel_bias(self.bias, sets), queries.checked(self.query))
+        return KernelModel(sets, attention_kernel_for(self.bias, self.query, sets))
 
     def _keep(self, coefficients: Array, flat: bool) -> None:
         self.dual_coef_ = coefficients[:, 0] if flat else coefficients

@@ -1,9 +1,9 @@
-"""The features of a random-feature network of one hidden layer, which reads its tokens in a row.
+"""Features of a random network with one hidden layer that reads all tokens in a row.
 
-    φ_m(x) = M^{-1/2} relu(⟨w_m, vec(x_0, .., x_N, 1)⟩),    w_m from N(0, I/(N+2)),
+    φ_m(x) = M^{-1/2} σ(⟨w_m, vec(x_0, .., x_N, 1)⟩),    w_m from N(0, I/(N+2)),
 
-the paper's RFMLP (arXiv 2307.11353): tokens on the unit sphere have |vec|² = N + 2, so that each
-preactivation has variance 1. Sets shorter than the longest at fit are filled up with zeros.
+is RFMLP of arXiv 2307.11353: tokens on the unit sphere have |vec|² = N + 2, so that each
+preactivation has variance 1. Sets shorter than the longest at fit are padded with zeros.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
-from onelayer.features.attention_features import spread_out
+from onelayer.features.activations import Activation
+from onelayer.features.activations.relu import RELU
+from onelayer.features.attention_features import masked_normal
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class MLPMap:
 
     weights: Array
     tokens: int
+    activation: Activation = RELU
 
     @property
     def unit(self) -> int:
@@ -44,12 +47,14 @@ class MLPMap:
         return 2
 
     def prepare(self, tokens: Array, mask: Array | None) -> Array:
-        """Rows M^{-1/2} vec(x_0, .., x_N, 1), (b, P): relu lets the factor pass."""
-        return flattened(tokens, mask, self.tokens) * self.size**-0.5
+        """Rows vec(x_0, .., x_N, 1), (b, P), times M^{-1/2} if the activation is homogeneous."""
+        rows = flattened(tokens, mask, self.tokens)
+        return rows * self.size**-0.5 if self.activation.homogeneous else rows
 
     def features(self, prepared: Array, part: slice) -> Array:
         """Columns `part` of Φ: (b, columns)."""
-        return backend.relu(prepared @ self.weights[:, part])
+        found = self.activation.apply(prepared @ self.weights[:, part])
+        return found if self.activation.homogeneous else found * self.size**-0.5
 
 
 def draw(
@@ -58,19 +63,20 @@ def draw(
     dim: int,
     rng: np.random.Generator,
     varying: np.ndarray[Any, Any] | None = None,
+    activation: Activation = RELU,
 ) -> MLPMap:
-    """Draw the neurons; more neurons of the same generator begin with the same ones.
+    """Draw the neurons; the first ones do not depend on their number.
 
     Weights are drawn for the coordinates of a token that are `varying` (dim,), all for None.
     """
     varying = np.ones(dim, bool) if varying is None else varying
     used = np.append(np.tile(varying, tokens), True)
-    weights = spread_out(rng, np.ones(features, bool), used) / np.sqrt(tokens + 1)
-    return MLPMap(np.ascontiguousarray(weights.T), tokens)
+    weights = masked_normal(rng, np.ones(features, bool), used) / np.sqrt(tokens + 1)
+    return MLPMap(np.ascontiguousarray(weights.T), tokens, activation)
 
 
 def flattened(tokens: Array, mask: Array | None, count: int) -> Array:
-    """vec(x_0, .., x_N, 1) of every example, missing tokens zero: (b, count·d + 1)."""
+    """vec(x_0, .., x_N, 1) of every example, (b, count·d + 1); missing tokens are zero."""
     xp = backend.namespace(tokens)
     n, there, dim = tokens.shape
     if there > count:

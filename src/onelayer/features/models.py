@@ -12,19 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from onelayer.array import backend, blocks
 from onelayer.array.backend import Array
 from onelayer.data import sources
 from onelayer.data.chunks import Chunk
+from onelayer.data.sets import Sets
 from onelayer.data.sources import Source
 from onelayer.features import validation
-from onelayer.features.kernel_matrices import attention_matrix
+from onelayer.features.kernels import base as kernels
+from onelayer.features.kernels.base import Kernel
 from onelayer.features.progress import Track
-from onelayer.features.sets import Sets
 from onelayer.features.solvers import design as design_module
 from onelayer.features.solvers import ridge
 from onelayer.features.solvers.design import Design, FeatureMap, SpreadDesign
@@ -120,18 +119,14 @@ class FeatureModel:
 
 @dataclass(frozen=True)
 class KernelModel:
-    """Ridge regression with infinitely many heads; coefficients are dual, (examples, t).
+    """Kernel ridge regression; coefficients are dual, (examples, t)."""
 
-    `bias` (D, D) is W_0, or None for none, and `sets` are the examples of the fit, in memory.
-    """
-
-    sets: Sets
-    bias: np.ndarray[Any, Any] | None
-    query: str = "first"
+    sets: Sets  # the examples of the fit, in memory
+    kernel: Kernel
 
     def solve(self, problem: Problem, sizes: Sequence[int], track: Track) -> list[Found]:
         sets, targets, scale = design_module.brought(problem.examples)
-        kernel = attention_matrix(sets.placed(problem.device), None, self.bias, track, self.query)
+        kernel = kernels.matrix(self.kernel, sets.placed(problem.device), None, track)
         targets = backend.as_device(targets, kernel)
         ones = backend.ones((len(sets),), kernel)
         if scale is not None:
@@ -147,9 +142,7 @@ class KernelModel:
         examples = self.sets.placed(device)
 
         def block(part: slice) -> list[Array]:
-            kernel = attention_matrix(
-                sets[part].placed(device), examples, self.bias, query=self.query
-            )
+            kernel = kernels.matrix(self.kernel, sets[part].placed(device), examples)
             return [
                 backend.as_device(
                     kernel[:, : dual.shape[0]] @ backend.as_device(dual, kernel), sets.sample

@@ -18,14 +18,14 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
+from onelayer.data import sets as sets_module
 from onelayer.data import sources
 from onelayer.data.chunks import Chunk
 from onelayer.data.readers import is_dask
+from onelayer.data.sets import Sets
 from onelayer.data.sources import Source
-from onelayer.features import sets as sets_module
+from onelayer.data.standardization import Moments, Standardization
 from onelayer.features import validation
-from onelayer.features.sets import Sets
-from onelayer.features.standardization import Moments, Standardization
 
 Answer = Callable[[Sets], Array]  # from sets (n, ..) to an array (n, ..)
 

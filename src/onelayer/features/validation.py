@@ -14,9 +14,9 @@ from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from onelayer.array import backend, checks
 from onelayer.array.backend import Array
+from onelayer.data import sets as sets_module
 from onelayer.data import sources
-from onelayer.features import sets as sets_module
-from onelayer.features.sets import Sets
+from onelayer.data.sets import Sets
 from onelayer.features.solvers.ridge import Alpha
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from onelayer.array import backend, blocks, checks
 from onelayer.array.backend import Array
-from onelayer.features.sets import as_sets
+from onelayer.data.sets import as_sets
 from onelayer.inputs import Seed
 from onelayer.theory import norms, polynomials, sphere_moments, target_values
 from onelayer.theory.polynomials import Coefficients, Degrees

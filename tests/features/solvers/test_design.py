@@ -11,9 +11,9 @@ from onelayer.array import blocks
 from onelayer.array.backend import device, namespace, to_numpy
 from onelayer.data import sources
 from onelayer.data.chunks import Streamed
+from onelayer.data.sets import as_sets
 from onelayer.features import attention_features, mlp_features
 from onelayer.features.positions import Positions
-from onelayer.features.sets import as_sets
 from onelayer.features.solvers import design
 from onelayer.features.solvers.design import Design, SpreadDesign
 

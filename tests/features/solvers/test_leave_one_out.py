@@ -5,8 +5,8 @@ from ridge_problems import solve
 
 from onelayer import inputs
 from onelayer.array.backend import to_numpy
+from onelayer.data.sets import as_sets
 from onelayer.features import mlp_features
-from onelayer.features.sets import as_sets
 from onelayer.features.solvers import design as design_module
 from onelayer.features.solvers import leave_one_out
 from onelayer.features.solvers.design import Design

@@ -17,8 +17,8 @@ from ridge_problems import (
 from scipy.linalg import LinAlgWarning
 
 from onelayer.array.backend import to_numpy
+from onelayer.data.sets import as_sets
 from onelayer.features import mlp_features
-from onelayer.features.sets import as_sets
 from onelayer.features.solvers import ridge
 from onelayer.features.solvers.design import Design
 

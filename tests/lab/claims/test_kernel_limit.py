@@ -4,7 +4,7 @@ from lab_cases import judged, measured
 
 from onelayer import inputs
 from onelayer.features.estimators import AttentionFeatures
-from onelayer.features.kernel_matrices import attention_kernel
+from onelayer.features.kernels.functions import attention_kernel
 from onelayer.lab.claims.kernel_limit import ALPHA, DISTANCES
 from onelayer.lab.seeds import generator
 from onelayer.theory.targets import average_power, correlation_weighted

@@ -18,10 +18,10 @@ from typing import Any, Protocol, Self
 
 from onelayer.array import backend, blocks
 from onelayer.array.backend import Array
+from onelayer.data import sets as sets_module
 from onelayer.data.chunks import Chunk, Progress, no_progress
+from onelayer.data.sets import Sets
 from onelayer.data.sources import Source
-from onelayer.features import sets as sets_module
-from onelayer.features.sets import Sets
 
 # A panel is wide enough for a product with it to be worth the n x n numbers it is added to.
 PANEL_BYTES = 128 * 2**20

@@ -8,7 +8,7 @@ import numpy as np
 
 from onelayer import inputs
 from onelayer.features.estimators import AttentionFeatures, AttentionKernelRidge
-from onelayer.features.kernel_matrices import attention_kernel
+from onelayer.features.kernels.functions import attention_kernel
 from onelayer.lab import comparing, figures, learning, scaling
 from onelayer.lab.claim import Check, Claim, Measured, Results, grid
 from onelayer.lab.seeds import generator

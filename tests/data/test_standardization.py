@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import onelayer as ol
 from onelayer import inputs
 from onelayer.array.backend import namespace, to_numpy
-from onelayer.features import standardization
-from onelayer.features.sets import as_sets, single_tokens
-from onelayer.features.standardization import Standardization
+from onelayer.data import standardization
+from onelayer.data.sets import as_sets, single_tokens
+from onelayer.data.standardization import Standardization
 
 EPSILON = np.finfo(float).eps
 X = inputs.gaussian(60, 4, 3)

@@ -9,8 +9,10 @@ from example_sets import gaussian, ragged, random_mask
 
 import onelayer as ol
 from onelayer.array import backend
-from onelayer.features import kernel_matrices, kernels
-from onelayer.features.sets import as_sets
+from onelayer.data.sets import as_sets
+from onelayer.features.activations.relu import RELU
+from onelayer.features.kernels import base
+from onelayer.features.kernels.attention import AttentionKernel
 
 X, Z = gaussian(6, 4, 3), gaussian(5, 3, 3, seed=1)
 MASK, Z_MASK = (random_mask(np.random.default_rng(0), *A.shape[:2]) for A in (X, Z))
@@ -156,7 +158,7 @@ def test_examples_in_numpy_go_to_the_device_and_the_kernel_comes_back(
 ):
     """The same way as to a GPU, to which tensors on a CPU stand in here."""
     expected = expected_kernel(kernel, form)
-    computed, whole = [], kernels.gram
+    computed, whole = [], base.gram
 
     def gram(*arguments):
         matrix = whole(*arguments)
@@ -165,7 +167,7 @@ def test_examples_in_numpy_go_to_the_device_and_the_kernel_comes_back(
 
     monkeypatch.setattr(backend, "check_device", lambda device: None)
     monkeypatch.setattr(backend, "place", lambda array, device: computed_in_torch(array.copy()))
-    monkeypatch.setattr(kernels, "gram", gram)
+    monkeypatch.setattr(base, "gram", gram)
     found = kernel_of_kind(kernel, form, np.asarray, device="cuda")
     assert computed == [True]
     assert isinstance(found, np.ndarray)
@@ -180,9 +182,9 @@ def test_the_matrix_of_tensors_is_symmetric_and_tracked_tile_by_tile(computed_in
         seen.extend(parts)
         return iter(parts)
 
-    bias = BIAS[:3, :3]
-    expected = kernel_matrices.attention_matrix(as_sets(many), None, bias, track)
-    found = kernel_matrices.attention_matrix(as_sets(computed_in_torch(many)), None, bias, track)
+    kernel = AttentionKernel(BIAS[:3, :3], "first", RELU)
+    expected = base.matrix(kernel, as_sets(many), None, track)
+    found = base.matrix(kernel, as_sets(computed_in_torch(many)), None, track)
     assert len(seen) == 2 * 3
     np.testing.assert_array_equal(found.numpy(), found.numpy().T)
     assert_alike(found, expected)

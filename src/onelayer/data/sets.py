@@ -23,8 +23,8 @@ import numpy as np
 
 from onelayer.array import backend, blocks, checks
 from onelayer.array.backend import Array
-from onelayer.features import standardization
-from onelayer.features.standardization import Moments, Standardization
+from onelayer.data import standardization
+from onelayer.data.standardization import Moments, Standardization
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from onelayer.array import backend, blocks
 from onelayer.array.backend import device, namespace, to_numpy
-from onelayer.features.sets import Sets, as_sets, is_collection_of_sets, joined, single_tokens
+from onelayer.data.sets import Sets, as_sets, is_collection_of_sets, joined, single_tokens
 
 ALL = slice(0, None)
 

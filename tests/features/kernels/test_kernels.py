@@ -6,11 +6,21 @@ import kernel_kinds
 import numpy as np
 import oracles
 import pytest
+from example_sets import all_features
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import special
 
+from onelayer import inputs
 from onelayer.array import backend, blocks
-from onelayer.features import kernels, relu_moments
+from onelayer.data.sets import as_sets
+from onelayer.features import activations, attention_features, mlp_features
+from onelayer.features.activations import Activation
+from onelayer.features.activations.relu import RELU
+from onelayer.features.kernels import attention, base
+from onelayer.features.kernels.attention import AttentionKernel
+from onelayer.features.kernels.mlp import MLPKernel
+from onelayer.features.positions import Positions
 
 
 @pytest.fixture(params=kernel_kinds.KINDS[1:])
@@ -24,6 +34,18 @@ def examples(n, keys, dim=3, seed=0):
     X = np.random.default_rng(seed).standard_normal((n, keys + 1, dim + 1))
     X[:, :, -1] = 1.0
     return X
+
+
+def attention_block(X, mask, Z, other_mask, bias):
+    """The kernel between examples that have their constant 1 already."""
+    kernel = AttentionKernel(bias, "first", RELU)
+    sides = [kernel.prepare(x[:, :, :-1], there) for x, there in ((X, mask), (Z, other_mask))]
+    return kernel.block(*sides)
+
+
+def mlp_block(X, Z, std):
+    """The kernel of neurons with weights of a standard deviation, between rows."""
+    return MLPKernel(std**-2 - 1, RELU).block(X, Z)
 
 
 def identity_bias(dim=3):
@@ -53,7 +75,7 @@ def test_attention_kernel_is_what_the_loops_say(keys, other_keys, masked, other_
     other_mask = random_mask(rng, 3, other_keys) if other_masked else None
     bias = {"none": None, "identity": identity_bias(), "random": random_bias(seed=seed)}[bias]
     expected = oracles.attention_kernel(X, mask, Z, other_mask, bias)
-    found = kernels.attention_kernel_block(X, mask, Z, other_mask, bias)
+    found = attention_block(X, mask, Z, other_mask, bias)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
@@ -66,8 +88,8 @@ def random_mask(rng, n, keys):
 
 def test_attention_kernel_with_a_bias_of_zeros_is_that_without():
     X, Z = examples(20, 4), examples(30, 5, seed=1)
-    without = kernels.attention_kernel_block(X, None, Z, None, None)
-    zeros = kernels.attention_kernel_block(X, None, Z, None, np.zeros((4, 4)))
+    without = attention_block(X, None, Z, None, None)
+    zeros = attention_block(X, None, Z, None, np.zeros((4, 4)))
     np.testing.assert_allclose(zeros, without, rtol=0, atol=1e-13 * np.abs(without).max())
 
 
@@ -75,11 +97,11 @@ def test_attention_kernel_with_a_bias_of_zeros_is_that_without():
 def test_attention_kernel_does_not_depend_on_the_blocks(bias, monkeypatch):
     X, Z = examples(7, 5), examples(9, 3, seed=1)
     mask = random_mask(np.random.default_rng(0), 7, 5)
-    whole = kernels.attention_kernel_block(X, mask, Z, None, bias)
+    whole = attention_block(X, mask, Z, None, bias)
     for pairs, width in [(1, 1), (7, 2), (40, 4), (100, 100)]:
-        monkeypatch.setattr(relu_moments, "block_pairs", lambda reference, pairs=pairs: pairs)
-        monkeypatch.setattr(kernels, "_WIDTH", width * relu_moments.CACHED_PAIRS // pairs)
-        parts = kernels.attention_kernel_block(X, mask, Z, None, bias)
+        monkeypatch.setattr(base, "block_pairs", lambda *_, pairs=pairs: pairs)
+        monkeypatch.setattr(attention, "_WIDTH", width * (blocks.BLOCK_BYTES // 64) // pairs)
+        parts = attention_block(X, mask, Z, None, bias)
         np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-14 * np.abs(whole).max())
 
 
@@ -88,12 +110,12 @@ def test_masked_keys_do_not_count(bias):
     X, Z = examples(4, 6), examples(5, 3, seed=1)
     mask = np.ones((4, 7), dtype=bool)
     mask[:, 4:] = False
-    expected = kernels.attention_kernel_block(X[:, :4], None, Z, None, bias)
+    expected = attention_block(X[:, :4], None, Z, None, bias)
     for padding in (0.0, 1.0, 1e6):
         X[:, 4:, :-1] = padding
-        found = kernels.attention_kernel_block(X, mask, Z, None, bias)
+        found = attention_block(X, mask, Z, None, bias)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14 * np.abs(expected).max())
-        turned = kernels.attention_kernel_block(Z, None, X, mask, bias)
+        turned = attention_block(Z, None, X, mask, bias)
         np.testing.assert_allclose(turned, expected.T, rtol=0, atol=1e-14 * np.abs(expected).max())
 
 
@@ -101,22 +123,22 @@ def test_masked_keys_do_not_count(bias):
 def test_an_example_without_keys_has_kernel_zero(bias):
     X = examples(3, 2)
     mask = np.array([[True, True, True], [True, False, False], [True, True, False]])
-    kernel = kernels.attention_kernel_block(X, mask, X, mask, bias)
+    kernel = attention_block(X, mask, X, mask, bias)
     assert not kernel[1].any()
     assert not kernel[:, 1].any()
     assert kernel[0, 0] > 0
-    assert not kernels.attention_kernel_block(X[:, :1], None, X, mask, bias).any()
+    assert not attention_block(X[:, :1], None, X, mask, bias).any()
 
 
 @pytest.mark.parametrize("bias", [None, random_bias()], ids=["unbiased", "biased"])
 def test_attention_kernel_does_not_see_the_order_of_the_keys(bias):
     X, Z = examples(6, 8), examples(5, 4, seed=1)
     mask = random_mask(np.random.default_rng(0), 6, 8)
-    kernel = kernels.attention_kernel_block(X, mask, Z, None, bias)
+    kernel = attention_block(X, mask, Z, None, bias)
     order = np.array([0, *(1 + np.random.default_rng(2).permutation(8))])
-    shuffled = kernels.attention_kernel_block(X[:, order], mask[:, order], Z, None, bias)
+    shuffled = attention_block(X[:, order], mask[:, order], Z, None, bias)
     np.testing.assert_allclose(shuffled, kernel, rtol=0, atol=1e-12 * np.abs(kernel).max())
-    queries_moved = kernels.attention_kernel_block(X[:, ::-1], mask[:, ::-1], Z, None, bias)
+    queries_moved = attention_block(X[:, ::-1], mask[:, ::-1], Z, None, bias)
     assert np.abs(queries_moved - kernel).max() > 1e-3 * np.abs(kernel).max()
 
 
@@ -125,7 +147,7 @@ def test_attention_kernel_is_positive_semidefinite(bias):
     X = examples(40, 3)
     X[20:30] = X[:10]
     X[30:] = X[:10] + 1e-9 * X[10:20]  # correlations at and near 1
-    kernel = kernels.attention_kernel_block(X, None, X, None, bias)
+    kernel = attention_block(X, None, X, None, bias)
     values = np.linalg.eigvalsh(kernel)
     assert values[0] > -1e-13 * values[-1]
     assert values[20] > 1e-6 * values[-1]  # and of the rank of the different examples
@@ -133,8 +155,8 @@ def test_attention_kernel_is_positive_semidefinite(bias):
 
 def test_attention_kernel_of_no_examples_is_empty():
     X = examples(3, 2)
-    assert kernels.attention_kernel_block(X[:0], None, X, None, None).shape == (0, 3)
-    assert kernels.attention_kernel_block(X, None, X[:0], None, random_bias()).shape == (3, 0)
+    assert attention_block(X[:0], None, X, None, None).shape == (0, 3)
+    assert attention_block(X, None, X[:0], None, random_bias()).shape == (3, 0)
 
 
 def finite_kernel(X, heads, bias, rng):
@@ -150,7 +172,7 @@ def finite_kernel(X, heads, bias, rng):
 @pytest.mark.parametrize("bias", [None, identity_bias(), random_bias()])
 def test_many_heads_converge_to_the_kernel_at_the_rate_of_one_over_root(bias):
     X = examples(6, 3)
-    kernel = kernels.attention_kernel_block(X, None, X, None, bias)
+    kernel = attention_block(X, None, X, None, bias)
     heads = [32, 128, 512, 2048]
     rng = np.random.default_rng(0)
     errors = [
@@ -173,7 +195,7 @@ def test_mlp_kernel_is_what_the_loops_say(n, others, seed):
     X, Z = rng.standard_normal((n, 4)), rng.standard_normal((others, 4))
     Z[0] = -2 * X[0] if seed % 2 else 3 * X[0]
     expected = oracles.mlp_kernel(X, Z, 0.3)
-    found = kernels.mlp_kernel_block(X, Z, 0.3)
+    found = mlp_block(X, Z, 0.3)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * max(1, expected.max()))
 
 
@@ -181,7 +203,7 @@ def test_mlp_kernel_is_the_limit_of_many_features():
     rng = np.random.default_rng(0)
     X = rng.standard_normal((5, 4))
     features = np.maximum(X @ (0.5 * rng.standard_normal((4, 400_000))), 0)
-    kernel = kernels.mlp_kernel_block(X, X, 0.5)
+    kernel = mlp_block(X, X, 0.5)
     np.testing.assert_allclose(features @ features.T / 400_000, kernel, atol=0.01 * kernel.max())
 
 
@@ -191,18 +213,18 @@ def test_mlp_kernel_is_the_limit_of_many_features():
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 def test_gram_of_both_kinds_is_the_whole_matrix(size):
     X, Z = examples(5, 2), examples(4, 3, seed=1)
-    whole = kernels.attention_kernel_block(X, None, X, None, None)
-    symmetric = kernels.gram(5, None, attention_tile(X, X), X, size)
+    whole = attention_block(X, None, X, None, None)
+    symmetric = base.gram(5, None, attention_tile(X, X), X, size)
     np.testing.assert_allclose(symmetric, whole, rtol=1e-13)
     np.testing.assert_array_equal(symmetric, symmetric.T)
-    whole = kernels.attention_kernel_block(X, None, Z, None, None)
-    found = kernels.gram(5, 4, attention_tile(X, Z), X, size)
+    whole = attention_block(X, None, Z, None, None)
+    found = base.gram(5, 4, attention_tile(X, Z), X, size)
     np.testing.assert_allclose(found, whole, rtol=1e-13)
 
 
 def attention_tile(X, Z):
     def block(rows, columns):
-        return kernels.attention_kernel_block(X[rows], None, Z[columns], None, None)
+        return attention_block(X[rows], None, Z[columns], None, None)
 
     return block
 
@@ -221,8 +243,8 @@ def test_symmetric_gram_does_half_of_the_work_and_tells_of_it():
             seen.append(stage)
             assert len(seen) == len(computed)
 
-    kernels.gram(20, None, block, np.zeros(1), 5, track)
-    assert computed == kernels.tiles(20, None, 5)
+    base.gram(20, None, block, np.zeros(1), 5, track)
+    assert computed == base.tiles(20, None, 5)
     assert len(seen) == 10
     assert all(rows.start >= columns.start for rows, columns in computed)
 
@@ -230,7 +252,7 @@ def test_symmetric_gram_does_half_of_the_work_and_tells_of_it():
 @given(count=st.integers(0, 9), others=st.none() | st.integers(0, 9), size=st.integers(1, 10))
 def test_tiles_cover_every_entry_once(count, others, size):
     covered = np.zeros((count, count if others is None else others), dtype=int)
-    for rows, columns in kernels.tiles(count, others, size):
+    for rows, columns in base.tiles(count, others, size):
         covered[rows, columns] += 1
         if others is None and rows != columns:
             covered[columns, rows] += 1
@@ -272,8 +294,8 @@ def torch_cases():
 def test_attention_kernel_in_torch_is_that_in_numpy(tensor, case, bias):
     X, mask, Z, other_mask = torch_cases()[case]
     given = [X, mask, Z, other_mask, BIASES[bias]]
-    expected = kernels.attention_kernel_block(*given)
-    found = kernels.attention_kernel_block(*(None if x is None else tensor(x) for x in given))
+    expected = attention_block(*given)
+    found = attention_block(*(None if x is None else tensor(x) for x in given))
     assert backend.device(found) == backend.device(tensor(X))
     largest = np.abs(expected).max(initial=0.0)
     np.testing.assert_allclose(backend.to_numpy(found), expected, rtol=0, atol=1e-13 * largest)
@@ -282,18 +304,18 @@ def test_attention_kernel_in_torch_is_that_in_numpy(tensor, case, bias):
 @pytest.mark.parametrize("bias", [None, random_bias()], ids=["unbiased", "biased"])
 def test_blocks_as_large_as_on_a_gpu_change_nothing(tensor, bias, monkeypatch):
     X, Z = examples(70, 3), examples(130, 4, seed=1)
-    expected = kernels.attention_kernel_block(X, None, Z, None, bias)
+    expected = attention_block(X, None, Z, None, bias)
     monkeypatch.setattr(blocks, "block_bytes", lambda reference: 64 * 2**20)
     summed = []
-    whole = kernels._sum_over_keys
+    whole = attention._sum_over_keys
 
-    def counted(rows, columns, work):
+    def counted(activation, rows, columns, work):
         summed.append(backend.namespace(work))
-        return whole(rows, columns, work)
+        return whole(activation, rows, columns, work)
 
-    monkeypatch.setattr(kernels, "_sum_over_keys", counted)
+    monkeypatch.setattr(attention, "_sum_over_keys", counted)
     bias = None if bias is None else tensor(bias)
-    found = kernels.attention_kernel_block(tensor(X), None, tensor(Z), None, bias)
+    found = attention_block(tensor(X), None, tensor(Z), None, bias)
     assert summed == [backend.namespace(found)]
     atol = 1e-13 * np.abs(expected).max()
     np.testing.assert_allclose(backend.to_numpy(found), expected, rtol=0, atol=atol)
@@ -301,16 +323,61 @@ def test_blocks_as_large_as_on_a_gpu_change_nothing(tensor, bias, monkeypatch):
 
 def test_tiles_of_cheap_entries_are_blocks(monkeypatch):
     reference = np.zeros(1)
-    assert [kernels.tile_size(reference, pairs) for pairs in (0, 1, 100)] == [256, 256, 256]
+    assert [base.tile_size(RELU, reference, pairs) for pairs in (0, 1, 100)] == [256, 256, 256]
     monkeypatch.setattr(blocks, "block_bytes", lambda reference: 512 * 2**20)
-    assert [kernels.tile_size(reference, pairs) for pairs in (1, 4, 256)] == [2896, 1448, 256]
+    assert [base.tile_size(RELU, reference, pairs) for pairs in (1, 4, 256)] == [2896, 1448, 256]
 
 
 def test_mlp_kernel_in_torch_is_that_in_numpy(tensor):
     X = np.random.default_rng(0).standard_normal((40, 6))
     X[10:20], X[20:30] = -2 * X[:10], X[:10] * (1 + 1e-9)
-    expected = kernels.mlp_kernel_block(X, X[::2], 0.3)
-    found = kernels.mlp_kernel_block(tensor(X), tensor(X)[::2], 0.3)
+    expected = mlp_block(X, X[::2], 0.3)
+    found = mlp_block(tensor(X), tensor(X)[::2], 0.3)
     assert backend.device(found) == backend.device(tensor(X))
     atol = 1e-14 * expected.max()
     np.testing.assert_allclose(backend.to_numpy(found), expected, rtol=0, atol=atol)
+
+
+# Other activations
+
+
+def erf_moments(rows, columns, rho, work):
+    """E[erf(u) erf(v)] for u and v without means."""
+    left, right = rows.deviations, columns.deviations
+    rho *= 2 * left * right / np.sqrt((1 + 2 * left**2) * (1 + 2 * right**2))
+    rho[...] = 2 / np.pi * np.arcsin(rho)
+
+
+ERF = Activation("erf", special.erf, homogeneous=False, moments=erf_moments)
+
+
+def test_attention_kernel_of_an_activation_that_is_not_homogeneous():
+    X = inputs.gaussian(5, 3, 2)
+    heads = attention_features.draw(
+        20_000, 0.0, Positions(None, 2, 3), 1, np.random.default_rng(0), activation=ERF
+    )
+    features = all_features(heads, X)
+    kernel = base.matrix(AttentionKernel(None, "first", ERF), as_sets(X))
+    np.testing.assert_allclose(features @ features.T, kernel, rtol=0, atol=0.03 * kernel.max())
+
+
+def test_mlp_kernel_of_an_activation_that_is_not_homogeneous():
+    X = inputs.gaussian(5, 3, 2)
+    neurons = mlp_features.draw(200_000, 3, 2, np.random.default_rng(0), activation=ERF)
+    features = all_features(neurons, X)
+    kernel = base.matrix(MLPKernel(3, ERF), as_sets(X))
+    np.testing.assert_allclose(features @ features.T, kernel, rtol=0, atol=0.01 * kernel.max())
+
+
+def test_an_activation_without_moments_has_no_kernel():
+    sign = Activation("sign", np.sign, homogeneous=False)
+    for kernel in (MLPKernel(3, sign), AttentionKernel(None, "first", sign)):
+        with pytest.raises(ValueError, match="activation 'sign' has no kernel in closed form"):
+            base.matrix(kernel, as_sets(inputs.gaussian(5, 3, 2)))
+
+
+def test_activations_are_found_by_name():
+    assert activations.get("relu") is RELU
+    for name in ("tanh", None, ["relu"]):
+        with pytest.raises(ValueError, match="expected one of 'relu'"):
+            activations.get(name)

@@ -1,103 +1,63 @@
-"""E[relu(u) relu(v)] of Gaussian u and v: what kernels of infinitely many random features sum.
+"""The rectified linear unit and E[relu(u) relu(v)] for Gaussian u and v, in closed form.
 
-For (u, v) with unit variances, means h and k and correlation ρ, everything here rests on
+For (u, v) with unit variances, means h and k and correlation ρ, the moment is
 
     M(h, k, ρ) = E[relu(u) relu(v)].
 
-Its second derivative in ρ is the density of (u, v) at the origin, its value and slope at ρ = 0 are
-products, for then u and v are independent. Hence, with R(h) = E relu(u) = φ(h) + h Φ(h),
+Its second derivative in ρ is the density of (u, v) at the origin; its value and slope at ρ = 0 are
+products, as u and v are then independent. Hence, with R(h) = E relu(u) = φ(h) + h Φ(h),
 
     M(h, k, ρ) = R(h) R(k) + ρ Φ(h) Φ(k) + D(h, k, ρ),
 
     D(h, k, ρ) = ∫_0^ρ (ρ - t) exp(-(h² - 2thk + k²) / (2 (1 - t²))) / (2π √(1 - t²)) dt.
 
-The first two terms cost a few products of what is known for each key. The remainder D is below
-0.1 whatever the means, so that its rounding errors never matter beside the rest; it changes
-nothing when h and ρ, or k and ρ, change their signs together, so that means of one sign suffice.
-Unless ρ is near ±1 a few nodes integrate it to the last digit; where it is, Owen's function does.
+The first two terms are products of numbers known for each key. The remainder D is below 0.1 for all
+means, so its rounding errors never matter beside the rest. It is unchanged if h and ρ, or k and ρ,
+change their signs together, so means of one sign suffice. A few quadrature nodes give it to the
+last digit unless ρ is near ±1; there Owen's function does.
 
-Arrays are numpy's or torch's, in float64. Billions of pairs pass through here and each operation
-costs little, so that what counts is memory: all but the few pairs of steep correlation are computed
-in place.
+Arrays are numpy's or torch's, in float64. Kernels evaluate billions of pairs, and memory traffic is
+the main cost: all but the few pairs of steep correlation are computed in place.
 """
 
 from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
 
 from scipy.special import owens_t, roots_jacobi, roots_legendre
 
-from onelayer.array import backend, blocks
+from onelayer.array import backend
 from onelayer.array.backend import Array
+from onelayer.features.activations.base import Activation, Preactivations
 
-# Up to this correlation `_NODES` nodes integrate D, beyond it Owen's function gives it: the nodes
-# cost 40 ns a pair together, Owen's function 200 ns or more, and few pairs of keys are so alike.
+# Up to this correlation quadrature gives D, beyond it Owen's function. The nodes together cost
+# 40 ns a pair, Owen's function 200 ns or more, and few pairs of keys are so alike.
 _STEEP = 0.6
 _NODES = 10
-_OWEN_NODES = 12  # with which Owen's function is right to 2e-16 where scipy's cannot be had
-WORK = 6  # arrays that the moments of a block of pairs are computed in
-_PAIR_BYTES = 8 * (WORK + 2)  # of a block, with two arrays more for whoever sums the moments
-CACHED_PAIRS = blocks.BLOCK_BYTES // _PAIR_BYTES  # in a block on a CPU
+_OWEN_NODES = 12  # give Owen's function to 2e-16 on backends without scipy's
+_WORK = 6  # arrays in which the moments of a block of pairs are computed
 
 
-def relu_moment(h: Any, k: Any, rho: Any) -> Array:
-    """E[relu(u) relu(v)] for Gaussian (u, v) of means h, k, variances 1 and correlation rho.
+def replace_by_moments(
+    rows: Preactivations, columns: Preactivations, rho: Array, work: Array
+) -> None:
+    """Replace correlations ρ by M(h, k, ρ), h and k the means; see `Activation.moments`.
 
-    The arguments are broadcast; the moments are of the kind of h. With s = √(1 - ρ²) and Φ₂ the
-    distribution function of (u, v),
-
-        (hk + ρ) Φ₂(h, k; ρ) + k φ(h) Φ((k - ρh)/s) + h φ(k) Φ((h - ρk)/s) + s φ(h) φ((k - ρh)/s),
-
-    with errors below 1e-14 max(1, value) for all correlations and means up to 1,000. A correlation
+    Errors are below 1e-14 max(1, value) for all correlations and means up to 1,000. A correlation
     that rounding has left just outside [-1, 1] counts as ±1.
-
-    >>> print(relu_moment(0.0, 0.0, [-1.0, 0.0, 1.0]).round(4))
-    [0.     0.1592 0.5   ]
-    >>> print(relu_moment(100.0, [-100.0, 0.0, 100.0], 0.5).round(2))
-    [    0.      40.14 10000.5 ]
     """
-    given = backend.alike(
-        [backend.as_real(x, name) for x, name in ((h, "h"), (k, "k"), (rho, "rho"))]
-    )
-    xp = backend.namespace(given[0])
-    together = xp.broadcast_arrays(*map(backend.double, given))
-    first, second, moments = (xp.reshape(x, (-1,)) for x in together)
-    moments = xp.asarray(moments, copy=True)
-    replace_by_moments(first, second, moments, backend.empty((WORK, *moments.shape), moments))
-    return xp.reshape(backend.clip(moments, 0.0, None), together[0].shape)[()]
+    if rows.means is None or columns.means is None:
+        _replace_by_arc_cosines(rho, work)
+    else:
+        _replace_by_shifted_moments(rows.means, columns.means, rho, work)
 
 
-def arc_cosine(rho: Any) -> Array:
-    """E[relu(u) relu(v)] for Gaussian (u, v) of means 0, variances 1 and correlation rho.
+def _replace_by_arc_cosines(rho: Array, work: Array) -> None:
+    """Replace correlations ρ by M(0, 0, ρ) = (√(1 - ρ²) + ρ (π - arccos ρ)) / 2π.
 
-    This is (√(1 - ρ²) + ρ (π - arccos ρ)) / 2π. The error is a few units in the last place of the
-    value itself, which vanishes like (1 + ρ)^1.5 at -1. A correlation that rounding has left just
-    outside [-1, 1] counts as ±1.
-
-    >>> print(arc_cosine([-1.0, 0.0, 1.0]).round(4))
-    [0.     0.1592 0.5   ]
+    The error is a few units in the last place of the value, which vanishes like (1 + ρ)^1.5 at -1.
     """
-    given = backend.double(backend.as_real(rho, "rho"))
-    xp = backend.namespace(given)
-    values = xp.asarray(xp.reshape(given, (-1,)), copy=True)
-    replace_all_by_arc_cosines(values)
-    return xp.reshape(values, given.shape)[()]
-
-
-def replace_all_by_arc_cosines(rho: Array) -> None:
-    """Put M(0, 0, ρ) in the place of a C-contiguous array ρ of any size, block by block."""
-    xp = backend.namespace(rho)
-    flat = xp.reshape(rho, (-1,))
-    pairs = block_pairs(rho)
-    work = backend.empty((2, min(flat.shape[0], pairs)), rho)
-    for part in blocks.slices(flat.shape[0], 1, pairs):
-        replace_by_arc_cosines(flat[part], work[:, : part.stop - part.start])
-
-
-def replace_by_arc_cosines(rho: Array, work: Array) -> None:
-    """Put M(0, 0, ρ) in the place of the correlations ρ; `work` is two or more arrays like ρ."""
     xp = backend.namespace(rho)
     value, angle = work[0], work[1]
     one = backend.ones((), rho)
@@ -114,11 +74,10 @@ def replace_by_arc_cosines(rho: Array, work: Array) -> None:
     rho *= 0.5 / math.pi
 
 
-def replace_by_moments(h: Array, k: Array, rho: Array, work: Array) -> None:
-    """Put M(h, k, ρ) in the place of the correlations ρ, of whose shape h and k are together.
+def _replace_by_shifted_moments(h: Array, k: Array, rho: Array, work: Array) -> None:
+    """Replace correlations ρ by M(h, k, ρ).
 
-    `work` is `WORK` arrays of the shape of ρ. Pairs of steep correlation are copied out of them:
-    where all are, it takes some thirty arrays more.
+    Pairs of steep correlation are copied: if all are steep, this takes thirty more arrays.
     """
     xp = backend.namespace(rho)
     backend.clip(rho, -1.0, 1.0, out=rho)
@@ -135,11 +94,6 @@ def replace_by_moments(h: Array, k: Array, rho: Array, work: Array) -> None:
     rho += remainder
 
 
-def block_pairs(reference: Array) -> int:
-    """How many pairs are in a block: `CACHED_PAIRS`, or more where the array is on a GPU."""
-    return max(1, blocks.block_bytes(reference) // _PAIR_BYTES)
-
-
 def _remainder_by_quadrature(h: Array, k: Array, rho: Array, work: Array) -> None:
     """Put D(h, k, ρ) into `work[0]`, of correlations cut off at ±`_STEEP`.
 
@@ -151,7 +105,7 @@ def _remainder_by_quadrature(h: Array, k: Array, rho: Array, work: Array) -> Non
     alike for all means, and the error falls as E^(-2 nodes), with E + 1/E = 2 (2 - |ρ|) / |ρ|.
     """
     xp = backend.namespace(rho)
-    total, square, slope, level, gap, term = (work[i] for i in range(WORK))
+    total, square, slope, level, gap, term = (work[i] for i in range(_WORK))
     one = backend.ones((), rho)
     backend.clip(rho, -_STEEP, _STEEP, out=square)
     xp.multiply(h, square, out=slope)
@@ -269,3 +223,6 @@ def _positions(condition: Array) -> Array:
     """Where in the flattened array the condition holds."""
     (positions,) = backend.namespace(condition).nonzero(_flat(condition))
     return positions
+
+
+RELU = Activation("relu", backend.relu, homogeneous=True, moments=replace_by_moments, work=_WORK)

@@ -1,0 +1,21 @@
+"""Activations of random features, by name: the one place where feature maps and kernels find them.
+
+To add an activation, write a module that defines an `Activation`, as `relu.py` does, and list it
+in `ACTIVATIONS`.
+"""
+
+from typing import Any
+
+from onelayer.features.activations.base import Activation as Activation
+from onelayer.features.activations.base import Preactivations as Preactivations
+from onelayer.features.activations.relu import RELU
+
+ACTIVATIONS: dict[str, Activation] = {one.name: one for one in (RELU,)}
+
+
+def get(name: Any) -> Activation:
+    """The activation of a name."""
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        expected = ", ".join(map(repr, ACTIVATIONS))
+        raise ValueError(f"activation is {name!r}, expected one of {expected}")
+    return ACTIVATIONS[name]

@@ -1,0 +1,1 @@
+"""Kernels of infinitely many random features, in closed form."""

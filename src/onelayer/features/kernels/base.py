@@ -1,0 +1,139 @@
+"""What a kernel defines, and its matrix for examples of any form, in tiles.
+
+To add a kernel, write a class that follows `Kernel`, as `AttentionKernel` and `MLPKernel` do:
+`matrix` computes its Gram matrix and `models.KernelModel` fits with it.
+
+Kernels are computed in float64 for all dtypes of examples: rounding errors of float32 would give a
+kernel matrix negative eigenvalues, of the size of small penalties. On a GPU torch computes them,
+else numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, Self, TypeAlias
+
+from onelayer.array import backend, blocks, linalg
+from onelayer.array.backend import Array
+from onelayer.data.sets import Sets
+from onelayer.features.activations import Activation
+from onelayer.features.progress import Track, untracked
+
+Tile: TypeAlias = tuple[slice, slice]
+
+_TILE = 256  # examples on one side of a tile of a Gram matrix, at least
+
+
+class Kernel(Protocol):
+    """A kernel between examples.
+
+    `prepare` computes what depends on one side only, `block` the kernel of two prepared sides.
+    """
+
+    activation: Activation
+
+    def like(self, reference: Array) -> Self:
+        """The same kernel in the namespace, on the device and with the dtype of `reference`."""
+
+    def pairs(self, sets: Sets, others: Sets) -> int:
+        """How many pairs of preactivations one entry sums over."""
+
+    def prepare(self, tokens: Array, mask: Array | None) -> Any:
+        """Tokens (b, T, d) and their mask (b, T) as one side of `block`."""
+
+    def block(self, rows: Any, columns: Any) -> Array:
+        """The kernel between two prepared sides, (b, b')."""
+
+
+def matrix(
+    kernel: Kernel, sets: Sets, others: Sets | None = None, track: Track = untracked
+) -> Array:
+    """The kernel matrix (n, n') of checked examples, in the namespace and on the device of `sets`.
+
+    Without `others` it is (n, n) and symmetric.
+    """
+    columns = sets if others is None else others
+    reference = backend.double(backend.gpu_or_numpy(sets.sample))
+    placed = kernel.like(reference)
+
+    def side(examples: Sets, part: slice) -> Any:
+        tokens, mask = examples.block(part)
+        there = None if mask is None else backend.as_device(mask, reference)
+        return placed.prepare(backend.like(tokens, reference), there)
+
+    def block(down: slice, across: slice) -> Array:
+        return placed.block(side(sets, down), side(columns, across))
+
+    size = tile_size(kernel.activation, reference, kernel.pairs(sets, columns))
+    count = None if others is None else len(others)
+    return backend.as_device(gram(len(sets), count, block, reference, size, track), sets.sample)
+
+
+def block_pairs(activation: Activation, reference: Array, extra: int = 2) -> int:
+    """How many pairs fit a block whose working arrays stay in cache, or more on a GPU.
+
+    `extra` arrays are in use beside those of the activation.
+    """
+    return max(1, blocks.block_bytes(reference) // (8 * (activation.work + extra)))
+
+
+def tile_size(activation: Activation, reference: Array, pairs: int) -> int:
+    """How many examples are on one side of a tile of a Gram matrix.
+
+    If entries sum over few `pairs`, a tile is as large as a block of pairs: thousands of examples
+    on a GPU and a few hundred on a CPU.
+    """
+    return max(_TILE, math.isqrt(block_pairs(activation, reference) // max(1, pairs)))
+
+
+def tiles(count: int, others: int | None, size: int) -> list[Tile]:
+    """The tiles (rows, columns) that `gram` computes, in its order.
+
+    With `others` None the matrix is symmetric: only tiles on and below the diagonal are listed.
+
+    >>> tiles(3, None, size=2)
+    [(slice(0, 2, None), slice(0, 2, None)),
+     (slice(2, 3, None), slice(0, 2, None)),
+     (slice(2, 3, None), slice(2, 3, None))]
+    """
+    rows = list(blocks.slices(count, 1, size))
+    columns = rows if others is None else list(blocks.slices(others, 1, size))
+    return [(a, b) for a in rows for b in columns if others is not None or b.start <= a.start]
+
+
+def gram(
+    count: int,
+    others: int | None,
+    block: Callable[[slice, slice], Array],
+    reference: Array,
+    size: int,
+    track: Track = untracked,
+) -> Array:
+    """The matrix (count, others) whose parts are `block(rows, columns)`, tile by tile.
+
+    It has the namespace, device and dtype of `reference`. With `others` None it is (count, count)
+    and symmetric to the last bit: tiles above the diagonal are mirrored, not computed.
+
+    >>> import numpy as np
+    >>> x = np.array([1.0, 2.0, 3.0])
+    >>> gram(3, None, lambda rows, columns: np.outer(x[rows], x[columns]), x, size=2)
+    array([[1., 2., 3.],
+           [2., 4., 6.],
+           [3., 6., 9.]])
+    """
+    matrix = backend.empty((count, count if others is None else others), reference)
+    for rows, columns in track(tiles(count, others, size), "kernel"):
+        part = block(rows, columns)
+        if others is None and rows == columns:
+            part = linalg.symmetrised(part)  # rounding may differ between the halves
+        matrix[rows, columns] = part
+        if others is None and rows != columns:
+            matrix[columns, rows] = backend.transpose(part)
+    return matrix
+
+
+def norms(vectors: Array) -> Array:
+    """The lengths along the last axis."""
+    xp = backend.namespace(vectors)
+    return xp.sqrt(xp.einsum("...i,...i->...", vectors, vectors))
