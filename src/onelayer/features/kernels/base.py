@@ -31,7 +31,9 @@ class Kernel(Protocol):
     `prepare` computes what depends on one side only, `block` the kernel of two prepared sides.
     """
 
-    activation: Activation
+    @property
+    def activation(self) -> Activation:
+        """Of the random features that the kernel is the limit of."""
 
     def like(self, reference: Array) -> Self:
         """The same kernel in the namespace, on the device and with the dtype of `reference`."""
