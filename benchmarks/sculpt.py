@@ -33,8 +33,8 @@ from rich.console import Console
 from rich.table import Table
 
 import onelayer as ol
+from onelayer.lab.phase_reports import phase_reports
 from onelayer.lab.recovering import CLAIMED, NEAR, score_factor, worst_head
-from onelayer.lab.watching import watched
 
 Size = tuple[int, int, int, int]
 SIZES: list[Size] = [
@@ -201,14 +201,15 @@ def stages(size: Size, seed: int, options: argparse.Namespace) -> dict[str, Stag
     """One run: the phases one by one, polished, and `refine` on a few of the examples."""
     layer, X, Y = instance(size, seed, options)
     found = ol.recover(X, Y, heads=layer.heads, method="sculpt", seed=seed)
-    taken = [row for row in found.trace if row.stage.startswith("phase")]
+    taken = [row for row in found.trace if row.phase is not None]
     run: dict[str, Stage] = {}
     before = 0.0
-    for row, phase in zip(taken, watched(X, Y, layer, seed), strict=True):
+    for row, phase in zip(taken, phase_reports(X, Y, layer, seed), strict=True):
         seconds, before = row.seconds - before, row.seconds
         errors = phase.measured, phase.true
-        stage = Stage(phase.name, phase.examples, seconds, *errors, phase.refusal)
-        run[phase.name] = stage.after(run.get(phase.name))
+        name = f"{phase.number} {phase.name}"
+        stage = Stage(name, phase.examples, seconds, *errors, phase.refusal)
+        run[name] = stage.after(run.get(name))
     if found.trace[-1].stage == "polish":
         polishing = found.seconds - taken[-1].seconds
         run["7 polished"] = last_stage("7 polished", found, layer, polishing)

@@ -1,5 +1,5 @@
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import oracles
@@ -9,12 +9,21 @@ from cases import gathered
 from onelayer import AttentionLayer, Reason, inputs
 from onelayer.array.backend import namespace, to_numpy
 from onelayer.recovery.gauss_newton import varpro
-from onelayer.recovery.phases import candidates, driver, projection_sum
-from onelayer.recovery.phases.affine_hull import Space
-from onelayer.recovery.phases.driver import State
-from onelayer.recovery.phases.polytope import Body
-from onelayer.recovery.phases.projection_sum import Estimate
-from onelayer.recovery.phases.sculpt import Sculpture
+from onelayer.recovery.phases import driver
+from onelayer.recovery.phases.affine_hull import ExtractHull
+from onelayer.recovery.phases.candidates import SolveCandidates
+from onelayer.recovery.phases.polytope import Polytope
+from onelayer.recovery.phases.projection_sum import CrudeSum, RefinedSum
+from onelayer.recovery.phases.sculpt import Sculpt
+from onelayer.recovery.phases.state import (
+    AffineHull,
+    Measurement,
+    Phase,
+    PhaseState,
+    Sculpture,
+    Step,
+    SumEstimate,
+)
 from onelayer.recovery.trace import Log
 
 STAGES = [
@@ -25,6 +34,7 @@ STAGES = [
     "phase 5: span",
     "phase 6: candidates",
 ]
+SCULPT = Sculpt(number=2, name="sculpt")
 
 
 def begin(layer, X, heads=2, fitted=500, as_array=np.asarray):
@@ -34,17 +44,26 @@ def begin(layer, X, heads=2, fitted=500, as_array=np.asarray):
     held_out = np.sort(rng.choice(n, max(1, n // 20), replace=False))
     source = gathered(as_array(X), as_array(layer(X)), held_out)
     chosen = source.positions(fitted, rng)
-    return State(source, source.problem(chosen), source.problem(held_out), heads)
+    return PhaseState(source, source.problem(chosen), source.problem(held_out), heads)
 
 
 def random_layer(seed=2, heads=2, **options):
     return AttentionLayer.random(heads=heads, dim=8, scale=3.0, seed=seed, **options)
 
 
-def ran(state, max_steps=100, max_seconds=None):
+def ran(state, max_steps=100, max_seconds=None, phases=driver.PHASES):
     """(the state after all phases, the trace)."""
     log = Log(max_steps, max_seconds)
-    return driver.run(state, log), log.rows
+    return driver.run(state, log, phases=phases), log.rows
+
+
+def taken(phase, state):
+    """(the state after one phase, what it measured)."""
+    seen = []
+    state = driver.run(state, Log(1, None), lambda *heard: seen.append(heard), (phase,))
+    ((heard, after, measured),) = seen
+    assert (heard, after) == (phase, state)
+    return state, measured
 
 
 def root(state):
@@ -62,7 +81,7 @@ def sum_error(layer, state):
 
 
 def distance(layer, state, centre, basis):
-    """Of the farthest head from an affine space, relative to the head."""
+    """Of the farthest head from an affine hull, relative to the head."""
     heads = true_heads(layer, state)
     away = heads - centre
     away = away - (away @ basis.T) @ basis
@@ -77,28 +96,28 @@ def head_error(layer, state):
 
 
 def exact_space(layer, state):
-    """The affine space of two heads."""
+    """The affine hull of two heads."""
     first, second = true_heads(layer, state)
     basis = (first - second)[None] / np.linalg.norm(first - second)
-    return Space(first - (first @ basis.T) @ basis, basis, gap=np.inf, error=0.0)
+    return AffineHull(first - (first @ basis.T) @ basis, basis, gap=np.inf, error=0.0)
 
 
-def sculpture_around(space, closed=True, noise=0.01):
-    """A body of random slabs around a space, as if phase 4 had found it; `closed` gives it ends."""
+def sculpture_around(hull, closed=True, noise=0.01):
+    """A polytope of random slabs around a hull, as if from phase 4; bounded if `closed`."""
     rng = np.random.default_rng(0)
-    _, _, directions = np.linalg.svd(space.basis)
-    count = len(space.centre)
-    normals = rng.standard_normal((10 * count, count - len(space.basis)))
-    normals = normals @ directions[len(space.basis) :]
-    middle = normals @ space.centre + noise * rng.standard_normal(10 * count)
+    _, _, directions = np.linalg.svd(hull.basis)
+    count = len(hull.centre)
+    normals = rng.standard_normal((10 * count, count - len(hull.basis)))
+    normals = normals @ directions[len(hull.basis) :]
+    middle = normals @ hull.centre + noise * rng.standard_normal(10 * count)
     error = np.full(10 * count, noise)
     if closed:
-        normals, middle = np.concatenate([normals, space.basis]), np.append(middle, 0.0)
+        normals, middle = np.concatenate([normals, hull.basis]), np.append(middle, 0.0)
         error = np.append(error, 1.0)
-    body = Body(normals, middle - 8 * error, middle + 8 * error, error)
-    spectrum = body.spectrum()
-    free = len(space.basis)
-    return Sculpture(body, spectrum, free, body.centre(spectrum, free), rejected=0.0)
+    polytope = Polytope(normals, middle - 8 * error, middle + 8 * error, error)
+    spectrum = polytope.spectrum()
+    free = len(hull.basis)
+    return Sculpture(polytope, spectrum, free, polytope.centre(spectrum, free), rejected=0.0)
 
 
 # Each phase alone
@@ -111,15 +130,8 @@ class Walk:
         self.layer = random_layer(seed)
         self.start = begin(self.layer, draw(20_000, 3, 8, seed=seed + 100))
         self.states, self.measured = [self.start], []
-        for phase in (
-            driver.crude_sum,
-            driver.sculpted,
-            driver.refined_sum,
-            driver.sculpted,
-            driver.extracted,
-            driver.solved,
-        ):
-            state, measured = phase(self.states[-1])
+        for phase in (CrudeSum(), SCULPT, RefinedSum(), SCULPT, ExtractHull(), SolveCandidates()):
+            state, measured = taken(phase, self.states[-1])
             self.states.append(state)
             self.measured.append(measured)
 
@@ -143,7 +155,7 @@ def test_no_phase_refuses_a_good_layer(walk):
 
 
 def test_a_phase_adds_to_the_state_and_takes_nothing_away(walk):
-    names = ("sum", "sculpture", "space", "found")
+    names = ("sum", "sculpture", "hull", "found")
     known = [[getattr(state, name) is not None for name in names] for state in walk.states]
     assert known == [
         [False, False, False, False],
@@ -179,17 +191,19 @@ def test_the_hull_is_as_near_as_measured(walk):
     assert distance(walk.layer, state, sculpture.centre, basis) < measured.error < 0.15
     assert measured.error < 0.5 * walk.after(2)[1].error
     assert measured.examples == 19_000
-    two_sided = int(sculpture.body.two_sided.sum())
-    assert f"{two_sided} slabs, {len(sculpture.body.error) - two_sided} one-sided" in measured.note
+    two_sided = int(sculpture.polytope.two_sided.sum())
+    assert (
+        f"{two_sided} slabs, {len(sculpture.polytope.error) - two_sided} one-sided" in measured.note
+    )
 
 
 def test_the_space_of_the_heads_is_as_near_as_measured(walk):
     state, measured = walk.after(5)
-    space = state.space
-    assert state.heads == space.heads == 2
-    assert measured.error == space.error
-    assert distance(walk.layer, state, space.centre, space.basis) < space.error
-    assert space.gap > 3
+    hull = state.hull
+    assert state.heads == hull.heads == 2
+    assert measured.error == hull.error
+    assert distance(walk.layer, state, hull.centre, hull.basis) < hull.error
+    assert hull.gap > 3
     assert measured.examples == 19_000
     assert measured.note.startswith("1 free directions, gap ")
 
@@ -197,7 +211,7 @@ def test_the_space_of_the_heads_is_as_near_as_measured(walk):
 def test_heads_and_projections_are_as_near_as_their_space(walk):
     state, measured = walk.after(6)
     attention, projection = head_error(walk.layer, state)
-    assert attention < 1.3 * state.space.error  # measured: 0.3 to 1.2 times, mostly half of it
+    assert attention < 1.3 * state.hull.error  # measured: 0.3 to 1.2 times, mostly half of it
     assert projection < 0.03
     error = varpro.held_out_error(state.found.fit, state.other)
     assert measured.error == state.found.held_out_error == error < 0.05
@@ -209,7 +223,7 @@ def test_sculpting_rests_on_the_sum_alone():
     layer = random_layer()
     state = begin(layer, inputs.gaussian(5000, 3, 8, seed=0))
     W = root(state) @ layer.projection.sum(axis=0) / state.examples.spread.output_scale
-    state, measured = driver.sculpted(replace(state, sum=Estimate(W, 1e-3, 1)))
+    state, measured = taken(SCULPT, replace(state, sum=SumEstimate(W, 1e-3, 1)))
     sculpture = state.sculpture
     basis = sculpture.spectrum.directions[: sculpture.free]
     assert sculpture.free == 1
@@ -221,7 +235,7 @@ def test_the_sum_is_refined_from_the_sculpture_alone():
     layer = random_layer()
     state = begin(layer, inputs.boolean(5000, 3, 8, seed=0))
     sculpture = sculpture_around(exact_space(layer, state))
-    state, measured = driver.refined_sum(replace(state, sculpture=sculpture))
+    state, measured = taken(RefinedSum(), replace(state, sculpture=sculpture))
     assert state.refusal is None
     assert sum_error(layer, state) < measured.error < 0.05
 
@@ -234,10 +248,10 @@ def test_the_sum_is_refined_at_the_least_point_or_else_at_the_middle_of_the_slab
     state = begin(layer, inputs.boolean(2000, 3, 8, seed=0))
     state = replace(state, sculpture=sculpture_around(exact_space(layer, state)))
     least, middle = np.random.default_rng(0).standard_normal(64), state.sculpture.centre
-    monkeypatch.setattr(Body, "minimum_norm", lambda body: least if solved else None)
-    found, _ = driver.refined_sum(state)
+    monkeypatch.setattr(Polytope, "minimum_norm", lambda polytope: least if solved else None)
+    found, _ = taken(RefinedSum(), state)
     at_least, at_middle = (
-        projection_sum.refined(state.examples, point.reshape(8, 8)) for point in (least, middle)
+        RefinedSum().estimate(state.examples, point.reshape(8, 8)) for point in (least, middle)
     )
     expected = at_least if solved else at_middle
     np.testing.assert_array_equal(found.sum.projection_sum, expected.projection_sum)
@@ -250,20 +264,19 @@ def test_the_space_is_extracted_from_the_sculpture_alone(heads):
     layer = random_layer()
     state = begin(layer, inputs.boolean(50, 3, 8, seed=0), heads)
     sculpture = sculpture_around(exact_space(layer, state))
-    state, _ = driver.extracted(replace(state, sculpture=sculpture))
+    state, _ = taken(ExtractHull(), replace(state, sculpture=sculpture))
     assert state.refusal is None
     assert state.heads == 2
-    assert distance(layer, state, state.space.centre, state.space.basis) < 0.01
+    assert distance(layer, state, state.hull.centre, state.hull.basis) < 0.01
 
 
-def test_heads_are_found_in_a_space_that_contains_them(xp_array, monkeypatch):
-    monkeypatch.setattr(candidates, "_REFINED", 1)
+def test_heads_are_found_in_a_space_that_contains_them(xp_array):
     layer = random_layer()
     X = inputs.boolean(300, 3, 8, seed=0)
     state = begin(layer, X, fitted=150, as_array=xp_array)
-    space = exact_space(layer, state)
-    state = replace(state, space=space, sculpture=sculpture_around(space))
-    state, measured = driver.solved(state)
+    hull = exact_space(layer, state)
+    state = replace(state, hull=hull, sculpture=sculpture_around(hull))
+    state, measured = taken(SolveCandidates(refined=1), state)
     assert state.refusal is None
     assert namespace(state.found.fit.theta) is namespace(state.examples.whitening)
     assert max(head_error(layer, state)) < 1e-5
@@ -285,10 +298,11 @@ def test_all_phases_are_in_the_trace_in_their_order(good):
     rounds = (len(rows) - 4) // 2
     assert 1 <= rounds <= 4
     assert stages == STAGES[:2] + STAGES[2:4] * rounds + STAGES[4:]
+    assert [row.phase for row in rows] == [1, 2] + [3, 4] * rounds + [5, 6]
     assert [row.step for row in rows] == list(range(len(rows)))
     assert all(row.note for row in rows)
     assert [row.heads for row in rows] == [0] * (len(rows) - 2) + [2, 2]
-    assert [row.error for row in rows[-2:]] == [state.space.error, state.found.held_out_error]
+    assert [row.error for row in rows[-2:]] == [state.hull.error, state.found.held_out_error]
     assert min(row.error for row in rows if row.stage == STAGES[2]) == state.sum.error
 
 
@@ -301,7 +315,7 @@ def test_a_good_layer_is_found_with_errors_as_measured(good):
     sculpture = state.sculpture
     basis = sculpture.spectrum.directions[: sculpture.free]
     assert distance(layer, state, sculpture.centre, basis) < by_stage[STAGES[3]]
-    assert distance(layer, state, state.space.centre, state.space.basis) < by_stage[STAGES[4]]
+    assert distance(layer, state, state.hull.centre, state.hull.basis) < by_stage[STAGES[4]]
     attention, projection = head_error(layer, state)
     assert attention < 1.3 * by_stage[STAGES[4]] < 0.15
     assert projection < 0.03
@@ -343,61 +357,60 @@ def test_phases_run_on_other_backends(small, backend):
     assert namespace(state.sum.projection_sum) is namespace(as_array(X))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Made(Phase):
+    """A phase that measures given errors one after the other, as those of the sum if so asked."""
+
+    number: int = 7
+    name: str = "made"
+    errors: tuple[float, ...] = (0.0,)
+    of_sum: bool = False
+    refuses: bool = False
+    done: list[int] = field(default_factory=list)
+
+    def step(self, state):
+        error = self.errors[len(self.done)]
+        self.done.append(1)
+        if self.of_sum:
+            state = replace(state, sum=SumEstimate(None, error, 1))
+        return Step(state, Measurement(1, error, ""), self.refuses)
+
+
 @pytest.mark.parametrize(
-    ("errors", "rounds"),
+    ("errors", "rounds", "least"),
     [
-        ([0.2, 0.1, 0.05, 0.02, 0.01], 4),
-        ([0.39, 0.38], 2),
-        ([0.2, 0.19], 2),
-        ([0.001], 1),
-        ([0.2, 0.001], 2),
+        ((0.2, 0.1, 0.05, 0.02, 0.01), 4, 0.02),
+        ((0.39, 0.38), 2, 0.38),
+        ((0.2, 0.19), 2, 0.19),
+        ((0.001,), 1, 0.001),
+        ((0.2, 0.001), 2, 0.001),
+        ((0.2, 0.3), 2, 0.2),  # a round that makes the sum worse is discarded
     ],
 )
-def test_sum_and_body_are_made_again_while_the_sum_is_poor_and_gets_better(
-    monkeypatch, errors, rounds
+def test_sum_and_polytope_are_made_again_while_the_sum_is_poor_and_gets_better(
+    errors, rounds, least
 ):
-    coming = iter(errors)
-
-    def with_error(error):
-        def phase(state):
-            estimate = Estimate(None, next(coming) if error is None else error, 1)
-            return replace(state, sum=estimate), driver.Measurement(1, estimate.error, "")
-
-        return phase
-
-    def nothing(state):
-        return state, driver.Measurement(1, 0.0, "")
-
-    monkeypatch.setattr(driver, "crude_sum", with_error(0.4))
-    monkeypatch.setattr(driver, "refined_sum", with_error(None))
-    for name in ("sculpted", "extracted", "solved"):
-        monkeypatch.setattr(driver, name, nothing)
-    state, rows = ran(State(None, None, None, heads=2))
-    assert [row.stage for row in rows] == STAGES[:2] + STAGES[2:4] * rounds + STAGES[4:]
-    assert state.sum.error == errors[rounds - 1]
+    refined = Made(number=3, errors=errors, of_sum=True)
+    again = Made(number=4, errors=(0.0,) * 4)
+    phases = (Made(number=1, errors=(0.4,), of_sum=True), driver.Rounds((refined, again)))
+    state, rows = ran(PhaseState(None, None, None, heads=2), phases=phases)
+    assert [row.phase for row in rows] == [1] + [3, 4] * rounds
+    assert [row.error for row in rows if row.phase == 3] == list(errors[:rounds])
+    assert state.sum.error == least
 
 
-def test_a_round_that_makes_the_sum_worse_is_forgotten(monkeypatch):
-    errors = iter([0.2, 0.3])
+def test_a_phase_that_only_measures_is_one_more_entry_of_the_list():
+    before = PhaseState(None, None, None, heads=2)
+    state, (row,) = ran(before, phases=(Made(errors=(0.5,)),))
+    assert state is before
+    assert (row.phase, row.stage, row.error) == (7, "phase 7: made", 0.5)
 
-    def worse(state):
-        estimate = Estimate(None, next(errors), 1)
-        return replace(state, sum=estimate), driver.Measurement(1, estimate.error, "")
 
-    def nothing(state):
-        return state, driver.Measurement(1, 0.0, "")
-
-    monkeypatch.setattr(driver, "refined_sum", worse)
-    for name in ("sculpted", "extracted", "solved"):
-        monkeypatch.setattr(driver, name, nothing)
-    monkeypatch.setattr(
-        driver,
-        "crude_sum",
-        lambda state: (replace(state, sum=Estimate(None, 0.4, 1)), driver.Measurement(1, 0.4, "")),
-    )
-    state, rows = ran(State(None, None, None, heads=2))
-    assert [row.error for row in rows if row.stage == STAGES[2]] == [0.2, 0.3]
-    assert state.sum.error == 0.2
+def test_a_phase_refuses_with_its_own_reason_and_ends_all():
+    refusing = Made(refuses=True, refusal=Reason.NO_CANDIDATES)
+    state, rows = ran(PhaseState(None, None, None, heads=2), phases=(refusing, Made(number=8)))
+    assert state.refusal is Reason.NO_CANDIDATES
+    assert [row.phase for row in rows] == [7]
 
 
 # Refusals
@@ -405,7 +418,7 @@ def test_a_round_that_makes_the_sum_worse_is_forgotten(monkeypatch):
 
 def reached(state):
     """What the state knows."""
-    names = ("sum", "sculpture", "space", "found")
+    names = ("sum", "sculpture", "hull", "found")
     return [name for name in names if getattr(state, name) is not None]
 
 
@@ -438,7 +451,7 @@ def test_outputs_that_are_all_zero_show_no_agreement():
 
 def test_outputs_as_wide_as_the_tokens_are_many_are_wide_enough():
     layer = random_layer(out_dim=3)
-    state, _ = driver.crude_sum(begin(layer, inputs.boolean(200, 3, 8)))
+    state, _ = taken(CrudeSum(), begin(layer, inputs.boolean(200, 3, 8)))
     assert state.refusal is None
 
 
@@ -457,7 +470,7 @@ def test_tokens_that_leave_a_direction_out_have_no_large_margins_along_it():
     X[2000:] *= 0.02  # of these no margin is large
     state = begin(layer, X)
     state = replace(state, sculpture=sculpture_around(exact_space(layer, state)))
-    state, measured = driver.refined_sum(state)
+    state, measured = taken(RefinedSum(), state)
     assert state.refusal is Reason.NO_LARGE_MARGINS
     assert measured.error == math.inf
     assert "sculpture" in reached(state)
@@ -470,7 +483,7 @@ def test_a_direction_that_no_token_has_is_not_looked_along():
     state = begin(layer, X)
     assert state.examples.dim == 7
     state = replace(state, sculpture=sculpture_around(exact_space(layer, state)))
-    state, measured = driver.refined_sum(state)
+    state, measured = taken(RefinedSum(), state)
     assert state.refusal is None
     assert measured.error < math.inf
     assert state.sum.projection_sum.shape == (7, 8)
@@ -494,29 +507,29 @@ def test_phases_do_not_begin_when_the_seconds_are_spent():
 def test_more_heads_than_there_are_find_no_span():
     state, rows = ran(begin(random_layer(), inputs.gaussian(5000, 3, 8), heads=3))
     assert_refused(state, rows, Reason.SPAN_NOT_FOUND, STAGES[4])
-    assert reached(state) == ["sum", "sculpture", "space"]
-    assert state.space.heads == 3
-    assert state.space.gap < 2
+    assert reached(state) == ["sum", "sculpture", "hull"]
+    assert state.hull.heads == 3
+    assert state.hull.gap < 2
     assert rows[-1].error > 0.5
 
 
 def test_fewer_heads_than_there_are_do_not_explain():
     state, rows = ran(begin(random_layer(), inputs.gaussian(5000, 3, 8), heads=1))
     assert [row.stage for row in rows][-2:] == STAGES[4:]
-    assert state.space.heads == 1
+    assert state.hull.heads == 1
     assert state.found.held_out_error > 0.3
 
 
 def test_a_body_without_ends_has_no_candidates():
     layer = random_layer()
     state = begin(layer, inputs.boolean(50, 3, 8))
-    space = exact_space(layer, state)
-    state = replace(state, space=space, sculpture=sculpture_around(space, closed=False))
-    state, measured = driver.solved(state)
+    hull = exact_space(layer, state)
+    state = replace(state, hull=hull, sculpture=sculpture_around(hull, closed=False))
+    state, measured = taken(SolveCandidates(), state)
     assert state.refusal is Reason.NO_CANDIDATES
     assert measured.error == math.inf
-    assert measured.note == "no net in the body"
-    assert reached(state) == ["sculpture", "space"]
+    assert measured.note == "no grid in the polytope"
+    assert reached(state) == ["sculpture", "hull"]
 
 
 def test_nothing_is_done_after_a_refusal():

@@ -10,6 +10,7 @@ from cases import in_small_blocks, tokens_and_outputs
 from onelayer import AttentionLayer, inputs
 from onelayer.array.backend import namespace, to_numpy
 from onelayer.recovery.phases import projection_sum
+from onelayer.recovery.phases.projection_sum import CrudeSum, RefinedSum
 
 
 def gathered(X, Y, held_out=(), as_array=np.asarray):
@@ -82,7 +83,7 @@ def margins(X, point):
 @pytest.mark.parametrize("shape", [{}, {"tokens": 1}, {"tokens": 2, "out_dim": 3}, {"dim": 3}])
 def test_crude_sum_is_the_correlation_of_summed_tokens_and_outputs(xp_array, shape):
     _, source = sampled(0, n=15, as_array=xp_array, draw=inputs.gaussian, **shape)
-    estimate = projection_sum.crude(source)
+    estimate = CrudeSum().estimate(source)
     X, Y = whitened(source)
     assert namespace(estimate.projection_sum) is namespace(source.whitening)
     np.testing.assert_allclose(
@@ -94,7 +95,7 @@ def test_crude_sum_is_the_correlation_of_summed_tokens_and_outputs(xp_array, sha
 def test_crude_sum_passes_over_what_is_held_out():
     _, whole = sampled(0, n=20)
     source = gathered(*tokens_and_outputs(whole), np.array([0, 7, 8]))
-    estimate = projection_sum.crude(source)
+    estimate = CrudeSum().estimate(source)
     X, Y = whitened(source)
     assert len(X) == 17
     np.testing.assert_allclose(estimate.projection_sum, correlation(X, Y), rtol=0, atol=1e-12)
@@ -105,7 +106,7 @@ def test_crude_sum_is_exact_for_uniform_attention_on_all_signs():
     layer = AttentionLayer(np.zeros((2, 3, 3)), AttentionLayer.random(2, 3).projection)
     X = np.array(list(itertools.product([-1.0, 1.0], repeat=6))).reshape(-1, 2, 3)
     source = gathered(X, layer(X))
-    estimate = projection_sum.crude(source)
+    estimate = CrudeSum().estimate(source)
     np.testing.assert_allclose(estimate.projection_sum, true_sum(layer, source), rtol=0, atol=1e-12)
     assert estimate.error < 1e-12
 
@@ -113,7 +114,7 @@ def test_crude_sum_is_exact_for_uniform_attention_on_all_signs():
 @pytest.mark.parametrize("draw", [inputs.boolean, inputs.gaussian, inputs.sphere])
 def test_crude_sum_is_right_up_to_sampling_for_uniform_attention(draw):
     layer, source = sampled(0, draw=draw, uniform=True)
-    estimate = projection_sum.crude(source)
+    estimate = CrudeSum().estimate(source)
     assert true_error(estimate, layer, source) < 4 * math.sqrt(8 / 20_000)
     X, _ = whitened(source)
     sums = X.sum(axis=1)
@@ -140,19 +141,18 @@ def test_crude_sum_is_right_up_to_sampling_for_uniform_attention(draw):
 )
 def test_error_of_the_crude_sum_is_measured_well_enough(seed, options):
     layer, source = sampled(seed, **options)
-    estimate = projection_sum.crude(source)
+    estimate = CrudeSum().estimate(source)
     actual = true_error(estimate, layer, source)
     assert 0.05 < actual < 0.4
-    # Measured: 0.63 to 1.7 times. It is no bound, and need not be.
+    # Measurement: 0.63 to 1.7 times. It is no bound, and need not be.
     assert 0.5 * actual < estimate.error < 3 * actual
 
 
 def test_few_of_the_examples_suffice_to_measure_the_error(monkeypatch):
     _, source = sampled(0)
-    whole = projection_sum.crude(source).error
-    monkeypatch.setattr(projection_sum, "_SAMPLE", 2000)
+    whole = CrudeSum().estimate(source).error
     in_small_blocks(monkeypatch, 2**18)
-    part = projection_sum.crude(source).error
+    part = CrudeSum(sample=2000).estimate(source).error
     assert part != pytest.approx(whole, rel=1e-6)
     assert part == pytest.approx(whole, rel=0.2)
 
@@ -160,14 +160,14 @@ def test_few_of_the_examples_suffice_to_measure_the_error(monkeypatch):
 def test_outputs_that_attention_does_not_explain_make_a_large_error():
     X = inputs.boolean(2000, 3, 8, seed=0)
     Y = np.random.default_rng(1).standard_normal(X.shape)
-    assert projection_sum.crude(gathered(X, Y)).error > 2
+    assert CrudeSum().estimate(gathered(X, Y)).error > 2
 
 
 @pytest.mark.parametrize("zero", ["tokens", "outputs"])
 def test_zeros_show_no_agreement(xp_array, zero):
     X = inputs.boolean(30, 3, 4, seed=0)
     source = gathered(X * (zero != "tokens"), X * (zero != "outputs"), as_array=xp_array)
-    estimate = projection_sum.crude(source)
+    estimate = CrudeSum().estimate(source)
     assert not to_numpy(estimate.projection_sum).any()
     assert estimate.error == math.inf
 
@@ -179,9 +179,9 @@ def test_zeros_show_no_agreement(xp_array, zero):
 @pytest.mark.parametrize("seed", range(6))
 def test_refined_sum_is_nearly_right_at_the_mean_of_the_heads(seed, draw, within):
     layer, source = sampled(seed, draw=draw)
-    estimate = projection_sum.refined(source, mean_head(layer, source))
+    estimate = RefinedSum().estimate(source, mean_head(layer, source))
     actual = true_error(estimate, layer, source)
-    # Measured: the bound is 1.4 to 4 times the error.
+    # Measurement: the bound is 1.4 to 4 times the error.
     assert actual < estimate.error < 6 * actual
     assert actual < within
     assert estimate.rows == 1200
@@ -191,14 +191,14 @@ def test_refined_sum_is_nearly_right_at_the_mean_of_the_heads(seed, draw, within
 @pytest.mark.parametrize("seed", range(2))
 def test_the_bound_on_the_refined_sum_holds_for_other_shapes(seed, options):
     layer, source = sampled(seed, **options)
-    estimate = projection_sum.refined(source, mean_head(layer, source))
+    estimate = RefinedSum().estimate(source, mean_head(layer, source))
     assert true_error(estimate, layer, source) < estimate.error < 0.2
 
 
 def test_the_bound_on_the_refined_sum_holds_where_the_point_says_nothing():
     layer, source = sampled(0)
     point = np.random.default_rng(1).standard_normal((8, 8))
-    estimate = projection_sum.refined(source, point)
+    estimate = RefinedSum().estimate(source, point)
     assert 0.05 < true_error(estimate, layer, source) < estimate.error
 
 
@@ -206,7 +206,7 @@ def test_refined_sum_is_the_same_on_every_backend(xp_array):
     layer, plain = sampled(0, n=2000, draw=inputs.gaussian)
     source = gathered(*tokens_and_outputs(plain), as_array=xp_array)
     point = mean_head(layer, plain)
-    mine, theirs = (projection_sum.refined(s, point) for s in (source, plain))
+    mine, theirs = (RefinedSum().estimate(s, point) for s in (source, plain))
     assert namespace(mine.projection_sum) is namespace(source.whitening)
     np.testing.assert_allclose(
         to_numpy(mine.projection_sum), theirs.projection_sum, rtol=0, atol=1e-9
@@ -218,9 +218,9 @@ def test_refined_sum_is_the_same_on_every_backend(xp_array):
 def test_size_of_the_blocks_does_not_matter(monkeypatch, block_bytes):
     layer, source = sampled(0, n=2000, draw=inputs.gaussian)
     point = mean_head(layer, source)
-    whole = [projection_sum.crude(source), projection_sum.refined(source, point)]
+    whole = [CrudeSum().estimate(source), RefinedSum().estimate(source, point)]
     in_small_blocks(monkeypatch, block_bytes)
-    cut = [projection_sum.crude(source), projection_sum.refined(source, point)]
+    cut = [CrudeSum().estimate(source), RefinedSum().estimate(source, point)]
     for mine, theirs in zip(cut, whole, strict=True):
         np.testing.assert_allclose(mine.projection_sum, theirs.projection_sum, rtol=0, atol=1e-9)
         assert mine.error == pytest.approx(theirs.error, rel=1e-6)
@@ -238,7 +238,7 @@ def test_rows_with_the_largest_margins_are_taken(monkeypatch, n, rows):
         return np.zeros((2, 2)), 0.0
 
     monkeypatch.setattr(projection_sum, "_regression", regression)
-    assert projection_sum.refined(source, point).rows == rows
+    assert RefinedSum().estimate(source, point).rows == rows
     X, Y = whitened(source)
     found = margins(X, point)
     order = sorted(range(len(found)), key=lambda row: -found[row][0])[:rows]
@@ -277,7 +277,7 @@ def test_a_direction_that_no_token_has_is_left_out_of_the_estimate(xp_array):
     X[..., 3] = 0.0
     layer = AttentionLayer.random(heads=1, dim=4, out_dim=5, scale=3.0)
     source = gathered(X, layer(X), as_array=xp_array)
-    estimate = projection_sum.refined(source, mean_head(layer, source))
+    estimate = RefinedSum().estimate(source, mean_head(layer, source))
     assert estimate.projection_sum.shape == (3, 5)
     assert true_error(estimate, layer, source) < 0.05
 
@@ -289,7 +289,7 @@ def test_attended_tokens_that_leave_a_direction_out_give_no_estimate():
     layer = AttentionLayer.random(heads=1, dim=4, out_dim=5, scale=3.0)
     source = gathered(X, layer(X))
     assert np.linalg.cond(source.whitening) < 100
-    assert_no_estimate(projection_sum.refined(source, mean_head(layer, source)), (4, 5))
+    assert_no_estimate(RefinedSum().estimate(source, mean_head(layer, source)), (4, 5))
 
 
 # The regression

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -8,9 +7,11 @@ from cases import as_they_are
 from onelayer import AttentionLayer, inputs
 from onelayer.recovery.phases import sculpt as sculpt_module
 from onelayer.recovery.phases.polytope import Spectrum
-from onelayer.recovery.phases.sculpt import clear_gap, sculpt
+from onelayer.recovery.phases.sculpt import Sculpt
 
 GOOD = 0.003  # relative error of the sum of projections after phase 3
+
+sculpt = Sculpt(number=2, name="sculpt").sculpt
 
 
 def layer_of(heads, dim=8, seed=0):
@@ -32,7 +33,7 @@ def sum_with_error(layer, error, seed=0):
 
 @cache
 def good_case(seed):
-    """A layer with two heads and its body from 20,000 Boolean examples and a good sum."""
+    """A layer with two heads and its polytope from 20,000 Boolean examples and a good sum."""
     layer = layer_of(2, seed=seed)
     examples = examples_of(layer, inputs.boolean(20_000, 3, 8, seed=seed + 1000))
     sculpture = sculpt(examples, sum_with_error(layer, GOOD, seed), GOOD, heads=2)
@@ -56,8 +57,8 @@ def sculpt_with(monkeypatch, seed, change):
 
 
 def is_kept(normals, sculpture):
-    """Which of the normals are those of two-sided slabs of a body."""
-    kept = {normal.tobytes() for normal in sculpture.body.normals[sculpture.body.two_sided]}
+    """Which of the normals are those of two-sided slabs of a polytope."""
+    kept = {normal.tobytes() for normal in sculpture.polytope.normals[sculpture.polytope.two_sided]}
     return np.array([normal.tobytes() in kept for normal in normals])
 
 
@@ -67,14 +68,14 @@ def is_kept(normals, sculpture):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_all_heads_are_in_the_body(seed):
     heads, _, sculpture = good_case(seed)
-    body = sculpture.body
-    assert all(body.contains(head) for head in heads)
+    polytope = sculpture.polytope
+    assert all(polytope.contains(head) for head in heads)
     between = heads[1] - heads[0]
     # As long as the heads are apart, and thin across.
     across = np.random.default_rng(seed).standard_normal(64)
     across -= (across @ between) / (between @ between) * between
     across *= np.linalg.norm(between) / np.linalg.norm(across)
-    length, thickness = (body.support(v) + body.support(-v) for v in (between, across))
+    length, thickness = (polytope.support(v) + polytope.support(-v) for v in (between, across))
     assert length > between @ between
     assert length > 4 * thickness
 
@@ -82,12 +83,12 @@ def test_all_heads_are_in_the_body(seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_nearly_all_slabs_contain_all_heads(seed):
     heads, _, sculpture = good_case(seed)
-    body = sculpture.body
-    values = body.normals @ heads.T
-    inside = ((values >= body.lower[:, None]) & (values <= body.upper[:, None])).all(axis=1)
-    assert inside[body.two_sided].mean() > 0.997
-    assert inside[~body.two_sided].all()
-    assert (~body.two_sided).sum() == 4 * 64
+    polytope = sculpture.polytope
+    values = polytope.normals @ heads.T
+    inside = ((values >= polytope.lower[:, None]) & (values <= polytope.upper[:, None])).all(axis=1)
+    assert inside[polytope.two_sided].mean() > 0.997
+    assert inside[~polytope.two_sided].all()
+    assert (~polytope.two_sided).sum() == 4 * 64
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -103,7 +104,7 @@ def test_centre_and_free_direction_contain_the_heads_to_a_few_percent(seed):
 
 def test_rejected_is_the_share_of_slabs_that_are_not_in_the_body():
     _, _, sculpture = good_case(1)
-    assert sculpture.rejected == pytest.approx(1 - sculpture.body.two_sided.sum() / (16 * 64))
+    assert sculpture.rejected == pytest.approx(1 - sculpture.polytope.two_sided.sum() / (16 * 64))
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "sphere"])
@@ -125,7 +126,9 @@ def test_backends_find_the_same_body(xp_array):
     assert other.free == plain.free == 1
     assert other.rejected == plain.rejected
     np.testing.assert_allclose(other.centre, plain.centre, atol=1e-6)
-    np.testing.assert_allclose(np.sort(other.body.lower), np.sort(plain.body.lower), atol=1e-6)
+    np.testing.assert_allclose(
+        np.sort(other.polytope.lower), np.sort(plain.polytope.lower), atol=1e-6
+    )
 
 
 # The number of heads
@@ -187,7 +190,7 @@ def test_slabs_that_do_not_fit_with_the_others_are_dropped(monkeypatch, seed):
         normals.extend(two_sided.normals())
         wrong.extend(rng.random(len(two_sided.key)) < 0.2)
         shift = 20 * two_sided.error * rng.choice([-1, 1], len(wrong)) * wrong
-        return replace(two_sided, value=two_sided.value + shift), one_sided
+        return two_sided._replace(value=two_sided.value + shift), one_sided
 
     heads, _, before = good_case(seed)
     sculpture = sculpt_with(monkeypatch, seed, change)
@@ -209,11 +212,11 @@ def test_slabs_that_cut_between_the_heads_are_dropped(monkeypatch, seed):
         tokens, value, tolerance = two_sided.tokens, two_sided.value, two_sided.tolerance
         error = two_sided.error.copy()
         tokens[cutting] = inputs.boolean(20, 3, 8, seed=seed)
-        changed = replace(two_sided, tokens=tokens)
+        changed = two_sided._replace(tokens=tokens)
         value[cutting] = (changed.normals() @ heads.mean(axis=0))[cutting]
         tolerance[cutting], error[cutting] = np.inf, 0.1
         normals.extend(changed.normals()[cutting])
-        return replace(changed, value=value, tolerance=tolerance, error=error), one_sided
+        return changed._replace(value=value, tolerance=tolerance, error=error), one_sided
 
     sculpture = sculpt_with(monkeypatch, seed, change)
     apart = abs(np.array(normals) @ (heads[1] - heads[0])) / 2
@@ -232,7 +235,7 @@ def test_rows_that_are_not_certified_are_dropped(monkeypatch):
         output[::10] += 1.0  # the middle of the images is far from it
         least = two_sided.least.copy()
         least[::10] = -1.0  # so that they are looked at
-        return replace(two_sided, output=output, least=least), one_sided
+        return two_sided._replace(output=output, least=least), one_sided
 
     _, _, before = good_case(1)
     kept, kept_before = (is_kept(normals, s) for s in (sculpt_with(monkeypatch, 1, change), before))
@@ -246,12 +249,14 @@ def test_half_spaces_without_the_centre_are_left_out(monkeypatch):
     def change(two_sided, one_sided):
         value = one_sided.value.copy()
         value[:100] -= 1e3
-        return two_sided, replace(one_sided, value=value)
+        return two_sided, one_sided._replace(value=value)
 
-    body = sculpt_with(monkeypatch, 1, change).body
-    assert (~body.two_sided).sum() == 4 * 64 - 100
+    polytope = sculpt_with(monkeypatch, 1, change).polytope
+    assert (~polytope.two_sided).sum() == 4 * 64 - 100
     _, _, before = good_case(1)
-    assert (body.normals[~body.two_sided] @ before.centre >= body.lower[~body.two_sided]).all()
+    assert (
+        polytope.normals[~polytope.two_sided] @ before.centre >= polytope.lower[~polytope.two_sided]
+    ).all()
 
 
 # Gaps
@@ -275,15 +280,15 @@ def spectrum_of(*values):
     ],
 )
 def test_free_directions_are_those_below_the_largest_clear_gap(values, free, gap):
-    assert clear_gap(spectrum_of(*values)) == (free, pytest.approx(gap))
+    assert spectrum_of(*values).clear_gap() == (free, pytest.approx(gap))
 
 
 @pytest.mark.parametrize(("free", "gap"), [(0, np.inf), (1, 1.5), (2, 4.0), (3, 1.25)])
 def test_the_gap_above_a_given_number_is_told_whether_clear_or_not(free, gap):
-    assert clear_gap(spectrum_of(1, 1.5, 6, 7.5, 8, 8, 8, 8), free) == (free, pytest.approx(gap))
+    assert spectrum_of(1, 1.5, 6, 7.5, 8, 8, 8, 8).clear_gap(free) == (free, pytest.approx(gap))
 
 
 def test_a_direction_that_no_slab_cuts_has_an_enormous_gap():
-    free, gap = clear_gap(spectrum_of(0, 1, 1, 1, 1, 1, 1, 1))
+    free, gap = spectrum_of(0, 1, 1, 1, 1, 1, 1, 1).clear_gap()
     assert free == 1
     assert gap == pytest.approx(1e7)

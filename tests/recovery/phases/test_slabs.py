@@ -178,12 +178,12 @@ def test_smallest_takes_the_smallest_keys_and_of_equal_slabs_the_first(pairs, co
     np.testing.assert_array_equal(found.key, [keys[place] for place in chosen[:count]])
 
 
-def test_beside_puts_all_fields_of_both_in_order():
+def test_concat_puts_all_fields_of_both_in_order():
     layer = AttentionLayer.random(heads=2, dim=3, scale=2.0, seed=6)
     slabs, _ = found_in(layer, inputs.gaussian(50, 3, 3, seed=6), 0.01)
     first, second = np.array([3, 1]), np.array([0])
-    joined, expected = slabs.take(first).beside(slabs.take(second)), slabs.take([3, 1, 0])
-    for actual, wanted in zip(joined._arrays(), expected._arrays(), strict=True):
+    joined, expected = slabs.take(first).concat(slabs.take(second)), slabs.take([3, 1, 0])
+    for actual, wanted in zip(joined, expected, strict=True):
         np.testing.assert_array_equal(actual, wanted)
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from onelayer.lab import comparing, figures, recovering
 from onelayer.lab.claim import Check, Claim, Measured, Result, Results, grid
+from onelayer.lab.phase_reports import PhaseReport, phase_reports
 from onelayer.lab.recovering import EXACT, NEAR, worst_head
 from onelayer.lab.seeds import generator
-from onelayer.lab.watching import Watched, watched
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.api import recover
 
@@ -26,7 +26,7 @@ ESTIMATED = {1: "sum", 2: "hull", 3: "sum", 4: "hull", 5: "hull", 6: "heads"}
 def measure(shape: str, seed: int) -> Measured:
     """The true error after every phase and the one that it measured itself; polished heads."""
     layer, X, Y = recovering.instance(*sizes_of(shape), seed=seed)
-    phases = last_rounds(watched(X, Y, layer, generator(seed, "search")))
+    phases = last_rounds(phase_reports(X, Y, layer, generator(seed, "search")))
     found = recover(X, Y, layer.heads, method="sculpt", seed=generator(seed, "search"))
     values = {"polished": worst_head(found.layer, layer), "reason": found.reason.name.lower()}
     for number in ESTIMATED:
@@ -49,9 +49,9 @@ def sizes_of(shape: str) -> tuple[int, int, int, int]:
     return heads, dim, tokens, examples
 
 
-def last_rounds(phases: list[Watched]) -> dict[int, Watched]:
+def last_rounds(phases: list[PhaseReport]) -> dict[int, PhaseReport]:
     """The phases by number, of several rounds of one the last that went through."""
-    return {int(phase.name[0]): phase for phase in phases if not phase.refusal}
+    return {phase.number: phase for phase in phases if not phase.refusal}
 
 
 def side_by_side(layer: AttentionLayer, estimate: AttentionLayer) -> Measured:

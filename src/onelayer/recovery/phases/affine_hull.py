@@ -1,68 +1,71 @@
-"""Phase 5: the affine space of the attention matrices.
+"""Phase 5: the affine hull of the attention matrices.
 
-The body is thin but for the directions Θ_i - Θ_j, since no slab can cut between heads. The paper
-finds them with a membership oracle; the singular values of the slabs show the same: m - 1 small
-ones, then a gap. That also counts the heads where their number is not known. Nothing here depends
-on the kind of inputs.
+No slab can cut between heads, so the polytope is thin in all directions except the Θ_i - Θ_j. The
+paper finds these with a membership oracle. The singular values of the slabs show them too: m - 1
+small ones, then a gap. The gap also counts the heads if their number is not known. Nothing here
+depends on the kind of inputs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onelayer.recovery.phases.polytope import Body
-from onelayer.recovery.phases.sculpt import CLEAR_GAP, Sculpture, clear_gap
+from onelayer.recovery.phases.polytope import Polytope
+from onelayer.recovery.phases.state import (
+    AffineHull,
+    Measurement,
+    Phase,
+    PhaseState,
+    Sculpture,
+    Step,
+)
+from onelayer.recovery.reasons import Reason
 
 
-@dataclass(frozen=True, eq=False)
-class Space:
-    """The matrices centre + Σ_j z_j basis_j, as vectors of d² entries; the basis is orthonormal."""
+@dataclass(frozen=True, kw_only=True)
+class ExtractHull(Phase):
+    """Phase 5. It refuses if the free directions do not stand out."""
 
-    centre: np.ndarray[Any, Any]  # (d²,), orthogonal to the basis
-    basis: np.ndarray[Any, Any]  # (m - 1, d²)
-    gap: float  # of the singular values above the free directions
-    error: float  # distance of a head from the space, relative to its size, as measured
+    number: int = 5
+    name: str = "span"
+    refusal: Reason | None = Reason.SPAN_NOT_FOUND
 
-    @property
-    def heads(self) -> int:
-        return len(self.basis) + 1
-
-    def points(self, coordinates: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """(.., m - 1) -> (.., d²)."""
-        return np.asarray(self.centre + coordinates @ self.basis)
-
-
-def extract(sculpture: Sculpture, heads: int | None) -> Space:
-    """The space of `heads` heads, or of as many as the sculpture shows."""
-    spectrum, body = sculpture.spectrum, sculpture.body
-    free, gap = clear_gap(spectrum, sculpture.free if heads is None else heads - 1)
-    centre = body.centre(spectrum, free)
-    return Space(centre, spectrum.directions[:free], gap, distance_of_halves(body, free))
+    def step(self, state: PhaseState) -> Step:
+        assert state.sculpture is not None
+        hull = extract(state.sculpture, state.heads)
+        note = f"{len(hull.basis)} free directions, gap {hull.gap:.3g}; distance of two halves"
+        measured = Measurement(state.examples.count, hull.error, note)
+        state = replace(state, hull=hull, heads=hull.heads)
+        return Step(state, measured, refused=not hull.clear)
 
 
-def has_clear_gap(space: Space) -> bool:
-    """Whether the free directions stand out."""
-    return space.gap >= CLEAR_GAP
+def extract(sculpture: Sculpture, heads: int | None) -> AffineHull:
+    """The hull of `heads` heads, or of as many as the sculpture shows if None."""
+    spectrum, polytope = sculpture.spectrum, sculpture.polytope
+    free, gap = spectrum.clear_gap(sculpture.free if heads is None else heads - 1)
+    centre = polytope.centre(spectrum, free)
+    error = distance_of_halves(polytope, free)
+    return AffineHull(centre, spectrum.directions[:free], gap, error)
 
 
-def distance_of_halves(body: Body, free: int) -> float:
-    """How far the spaces of two halves of the slabs are apart, as an error relative to a head.
+def distance_of_halves(polytope: Polytope, free: int) -> float:
+    """The distance between the hulls of two halves of the slabs, as an error relative to a head.
 
-    Each half has twice the variance, the difference of two of them four times that of all slabs:
-    the distance is about two standard deviations of the error. With c the distance of the centres
-    and s the sine of the largest angle between the spaces, orthogonal heads of equal norm, which
-    have |Θ|² = m |centre|² and |Θ - centre|² = (m - 1) |centre|², are off by
+    Each half has twice the variance, and the difference of both four times that of all slabs: the
+    distance is about two standard deviations of the error. With c the distance of the centres and s
+    the sine of the largest angle between the hulls, orthogonal heads of equal norm, which have
+    |Θ|² = m |centre|² and |Θ - centre|² = (m - 1) |centre|², are off by
 
         √((c/|centre|)² + (m - 1) s²) / √m  ≤  √((c/|centre|)² + s²).
 
-    What both halves share does not show: while W is crude the true error is up to three times that.
+    Errors that both halves share do not show: while W is crude the true error is up to three times
+    larger.
     """
-    order = np.argsort(body.error[body.two_sided], kind="stable")
-    two_sided = np.flatnonzero(body.two_sided)[order]
-    halves = [body.part(two_sided[start::2]) for start in (0, 1)]
+    order = np.argsort(polytope.error[polytope.two_sided], kind="stable")
+    two_sided = np.flatnonzero(polytope.two_sided)[order]
+    halves = [polytope.part(two_sided[start::2]) for start in (0, 1)]
     spectra = [half.spectrum() for half in halves]
     centres = [half.centre(spectrum, free) for half, spectrum in zip(halves, spectra, strict=True)]
     bases = [spectrum.directions[:free] for spectrum in spectra]
@@ -71,5 +74,5 @@ def distance_of_halves(body: Body, free: int) -> float:
     apart = apart - (apart @ bases[1].T) @ bases[1]
     # Singular values of the product of two orthonormal bases are cosines of the angles between.
     cosine = float(np.linalg.svd(bases[0] @ bases[1].T, compute_uv=False)[-1]) if free else 1.0
-    turned = 1 - min(cosine, 1.0) ** 2
-    return float(np.sqrt((np.linalg.norm(apart) / size) ** 2 + turned))
+    squared_sine = 1 - min(cosine, 1.0) ** 2
+    return float(np.sqrt((np.linalg.norm(apart) / size) ** 2 + squared_sine))

@@ -1,20 +1,20 @@
 """Phase 6: heads and projections, by regression over candidates.
 
-The heads are points of a known affine space of m - 1 dimensions, inside its section with the body.
-As in the paper, the points of a net over that section are candidates, every m of them are tried
-as the heads, and for each the projections are a linear regression. All regressions share one Gram
-matrix, that of the features of all candidates, of which each takes its blocks. The net has to be
-coarse, since tuples are many: (points choose m) is what makes the cost exponential in m. So the
-best few are refined inside the space by Levenberg-Marquardt steps on their m (m - 1) coordinates,
-and the best of these on other examples is the answer. Nothing here depends on the kind of inputs.
+The heads are points of a known affine hull of m - 1 dimensions, inside its section with the
+polytope. As in the paper, the points of a grid over that section are candidates, every m of them
+are tried as the heads, and for each tuple the projections are a linear regression. All regressions
+use blocks of one Gram matrix, that of the features of all candidates. The number of tuples,
+(points choose m), makes the cost exponential in m, so the grid has to be coarse. The best few
+tuples are refined inside the hull by Levenberg-Marquardt steps on their m (m - 1) coordinates, and
+the one with the smallest error on other examples is returned. Nothing here depends on the kind of
+inputs.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,86 +24,136 @@ from onelayer.array.blocks import sum_over
 from onelayer.heads import dense
 from onelayer.recovery.gauss_newton import jacobian, varpro
 from onelayer.recovery.gauss_newton.batches import Block
-from onelayer.recovery.phases.affine_hull import Space
-from onelayer.recovery.phases.polytope import Body
+from onelayer.recovery.phases.polytope import Polytope
+from onelayer.recovery.phases.state import (
+    AffineHull,
+    CandidateFit,
+    Measurement,
+    Numbers,
+    Phase,
+    PhaseState,
+    Step,
+)
+from onelayer.recovery.reasons import Reason
 from onelayer.recovery.whitening import WhitenedExamples
 
-Matrix = np.ndarray[Any, Any]
-
-# A second or two of regressions; nets as fine as this are refined from with no loss: 41 points for
-# two heads, 7 x 7 for three, 3 x 3 x 3 for four.
-_MOST_TUPLES, _MOST_PER_AXIS = 20_000, 41
-_RIDGE = 1e-8  # relative to the mean eigenvalue: neighbours on the net have like features
-_REFINED = 8  # tuples from which refinement starts
-_STEPS, _STATIONARY = 40, 1e-5  # most of them, and the gain below which they end
-_FIRST_DAMPING, _MOST_DAMPING = 0.1, 1e6
-_CHUNK_BYTES = 64 * 2**20
+_RIDGE = 1e-8  # relative to the mean eigenvalue: neighbours on the grid have similar features
+_CHUNK_BYTES = 64 * 2**20  # of regressions that are solved at a time
 
 
-@dataclass(frozen=True, eq=False)
-class Found:
-    """The best heads: their coordinates (m, m - 1), their fit, and how many tuples were tried."""
+@dataclass(frozen=True, kw_only=True)
+class SolveCandidates(Phase):
+    """Phase 6. It refuses if no grid fits into the section of hull and polytope."""
 
-    coordinates: Matrix
-    fit: varpro.Fit
-    tuples: int
-    held_out_error: float  # relative, on the other examples
+    number: int = 6
+    name: str = "candidates"
+    refusal: Reason | None = Reason.NO_CANDIDATES
+    # A second or two of regressions. Finer grids do not improve the refined heads: 41 points for
+    # two heads, 7 x 7 for three, 3 x 3 x 3 for four.
+    most_tuples: int = 20_000
+    most_per_axis: int = 41
+    refined: int = 8  # tuples from which refinement starts
+    most_steps: int = 40
+    stationary: float = 1e-5  # relative decrease of the loss below which refinement stops
+    first_damping: float = 0.1
+    most_damping: float = 1e6
+
+    def step(self, state: PhaseState) -> Step:
+        assert state.sculpture is not None
+        assert state.hull is not None
+        found = self.solve(state.hull, state.sculpture.polytope, state.fitted, state.other)
+        count = state.fitted.examples
+        if found is None:
+            note = "no grid in the polytope"
+            return Step(state, Measurement(count, math.inf, note), refused=True)
+        note = f"{found.tuples} tuples of candidates, the best refined; error of held-out outputs"
+        state = replace(state, found=found)
+        return Step(state, Measurement(count, found.held_out_error, note))
+
+    def solve(
+        self,
+        hull: AffineHull,
+        polytope: Polytope,
+        fitted: WhitenedExamples,
+        other: WhitenedExamples,
+    ) -> CandidateFit | None:
+        """The heads in the hull that fit the examples best; None if the polytope has no grid."""
+        points = self.grid(hull, polytope)
+        if points is None:
+            return None
+        tuples = list(itertools.combinations(range(len(points)), hull.heads))
+        order = np.argsort(losses(hull, points, np.array(tuples), fitted), kind="stable")
+        starts = [points[list(tuples[i])] for i in order[: self.refined]]
+        operations = 2.0 * fitted.examples * fitted.tokens * hull.heads * fitted.dim**2
+        with threads.single_threaded_blas(operations):
+            refined = [self.refine(hull, start, fitted) for start in starts]
+        errors = [varpro.held_out_error(fit, other) for _, fit in refined]
+        best = int(np.argmin(errors))
+        return CandidateFit(*refined[best], tuples=len(tuples), held_out_error=errors[best])
+
+    def grid(self, hull: AffineHull, polytope: Polytope) -> Numbers | None:
+        """A grid over the section of the polytope (points, m - 1), as fine as the tuples allow.
+
+        None if the section is empty, unbounded, or too small for m grid points.
+        """
+        dimensions = len(hull.basis)
+        if dimensions == 0:
+            return np.zeros((1, 0))
+        section = polytope.section(hull.centre, hull.basis)
+        if math.comb(2**dimensions, hull.heads) > self.most_tuples:  # from six heads on
+            return None
+        ends = np.array(
+            [(-section.support(-axis), section.support(axis)) for axis in np.eye(dimensions)]
+        )
+        if not np.all(np.isfinite(ends)):
+            return None
+        finest = None
+        for per_axis in range(2, self.most_per_axis + 1):
+            axes = [np.linspace(low, high, per_axis) for low, high in ends]
+            grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, dimensions)
+            grid = np.unique(grid, axis=0)  # a section without width has one point only
+            inside = grid[[section.contains(point, slack=1e-9) for point in grid]]
+            if math.comb(len(inside), hull.heads) > self.most_tuples:
+                break
+            if len(inside) >= hull.heads:
+                finest = inside
+        return finest
+
+    def refine(
+        self, hull: AffineHull, coordinates: Numbers, fitted: WhitenedExamples
+    ) -> tuple[Numbers, varpro.Fit]:
+        """Levenberg-Marquardt steps on the coordinates (m, m - 1), projections eliminated."""
+        batches = fitted.batches(hull.heads)
+        directions = _directions(hull, fitted)
+
+        def fit_at(place: Numbers) -> varpro.Fit:
+            return varpro.fit(batches, stack(hull, place, fitted))
+
+        fit, damping = fit_at(coordinates), self.first_damping
+        for _ in range(self.most_steps if directions else 0):
+            normal, gradient = _normal_equations(fit, directions)
+            before = fit.loss
+            while damping < self.most_damping:
+                ridge = damping * np.trace(normal) / len(normal) * np.eye(len(normal))
+                step = np.linalg.lstsq(normal + ridge, gradient, rcond=None)[0]
+                trial = fit_at(coordinates + step.reshape(coordinates.shape))
+                if trial.loss < fit.loss:
+                    coordinates, fit = coordinates + step.reshape(coordinates.shape), trial
+                    damping /= 4
+                    break
+                damping *= 4
+            if fit.loss > (1 - self.stationary) * before:
+                break
+        return coordinates, fit
 
 
-def solve(
-    space: Space, body: Body, fitted: WhitenedExamples, other: WhitenedExamples
-) -> Found | None:
-    """The heads in the space that explain the examples best; None if no net lies in the body."""
-    points = net(space, body)
-    if points is None:
-        return None
-    tuples = list(itertools.combinations(range(len(points)), space.heads))
-    order = np.argsort(losses(space, points, np.array(tuples), fitted), kind="stable")
-    starts = [points[list(tuples[i])] for i in order[:_REFINED]]
-    operations = 2.0 * fitted.examples * fitted.tokens * space.heads * fitted.dim**2
-    with threads.single_threaded_blas(operations):
-        refined = [refine_inside(space, start, fitted) for start in starts]
-    errors = [varpro.held_out_error(fit, other) for _, fit in refined]
-    best = int(np.argmin(errors))
-    return Found(*refined[best], tuples=len(tuples), held_out_error=errors[best])
+def losses(hull: AffineHull, points: Numbers, tuples: Numbers, fitted: WhitenedExamples) -> Numbers:
+    """The residual sum of squares of the regression on each tuple of points.
 
-
-def net(space: Space, body: Body) -> Matrix | None:
-    """A grid over the section of the body (points, m - 1), as fine as the tuples allow.
-
-    None if the section is empty, endless, or too small for m points of it.
+    With H the features of a tuple it is |Y|² - tr(Yᵀ H (HᵀH)⁻¹ Hᵀ Y).
     """
-    dimensions = len(space.basis)
-    if dimensions == 0:
-        return np.zeros((1, 0))
-    section = body.section(space.centre, space.basis)
-    if math.comb(2**dimensions, space.heads) > _MOST_TUPLES:  # from six heads on
-        return None
-    ends = np.array(
-        [(-section.support(-axis), section.support(axis)) for axis in np.eye(dimensions)]
-    )
-    if not np.all(np.isfinite(ends)):
-        return None
-    finest = None
-    for per_axis in range(2, _MOST_PER_AXIS + 1):
-        axes = [np.linspace(low, high, per_axis) for low, high in ends]
-        grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, dimensions)
-        grid = np.unique(grid, axis=0)  # a section without width has one point only
-        inside = grid[[section.contains(point, slack=1e-9) for point in grid]]
-        if math.comb(len(inside), space.heads) > _MOST_TUPLES:
-            break
-        if len(inside) >= space.heads:
-            finest = inside
-    return finest
-
-
-def losses(space: Space, points: Matrix, tuples: Matrix, fitted: WhitenedExamples) -> Matrix:
-    """What the regression on each tuple of points leaves over of the outputs' squares.
-
-    With H the features of a tuple that is |Y|² - tr(Yᵀ H (HᵀH)⁻¹ Hᵀ Y).
-    """
-    count, dim, size = len(points), fitted.dim, space.heads * fitted.dim
-    theta = stack(space, points, fitted)
+    count, dim, size = len(points), fitted.dim, hull.heads * fitted.dim
+    theta = stack(hull, points, fitted)
 
     def products(block: Block) -> Array:
         features = varpro.attend(block, theta, output_bias=False).features
@@ -127,52 +177,24 @@ def losses(space: Space, points: Matrix, tuples: Matrix, fitted: WhitenedExample
     return left
 
 
-def refine_inside(
-    space: Space, coordinates: Matrix, fitted: WhitenedExamples
-) -> tuple[Matrix, varpro.Fit]:
-    """Levenberg-Marquardt steps on the coordinates (m, m - 1), projections eliminated."""
-    batches = fitted.batches(space.heads)
-    directions = _directions(space, fitted)
-
-    def fit_at(place: Matrix) -> varpro.Fit:
-        return varpro.fit(batches, stack(space, place, fitted))
-
-    fit, damping = fit_at(coordinates), _FIRST_DAMPING
-    for _ in range(_STEPS if directions else 0):
-        normal, gradient = _normal_equations(fit, directions)
-        before = fit.loss
-        while damping < _MOST_DAMPING:
-            ridge = damping * np.trace(normal) / len(normal) * np.eye(len(normal))
-            step = np.linalg.lstsq(normal + ridge, gradient, rcond=None)[0]
-            trial = fit_at(coordinates + step.reshape(coordinates.shape))
-            if trial.loss < fit.loss:
-                coordinates, fit = coordinates + step.reshape(coordinates.shape), trial
-                damping /= 4
-                break
-            damping *= 4
-        if fit.loss > (1 - _STATIONARY) * before:
-            break
-    return coordinates, fit
-
-
-def stack(space: Space, coordinates: Matrix, problem: WhitenedExamples) -> Array:
+def stack(hull: AffineHull, coordinates: Numbers, problem: WhitenedExamples) -> Array:
     """Heads at coordinates (m, m - 1) side by side, (d, m·d), in the problem's kind of array."""
-    matrices = space.points(coordinates).reshape(-1, problem.dim, problem.dim)
+    matrices = hull.points(coordinates).reshape(-1, problem.dim, problem.dim)
     return dense.pack(backend.like(matrices, problem.X))
 
 
-def _directions(space: Space, problem: WhitenedExamples) -> list[Array]:
-    """One head moved along one axis of the space, for all heads and axes."""
-    heads, dim = space.heads, problem.dim
+def _directions(hull: AffineHull, problem: WhitenedExamples) -> list[Array]:
+    """One head moved along one axis of the hull, for all heads and axes."""
+    heads, dim = hull.heads, problem.dim
     moves = []
-    for head, axis in itertools.product(range(heads), space.basis):
+    for head, axis in itertools.product(range(heads), hull.basis):
         matrices = np.zeros((heads, dim, dim))
         matrices[head] = axis.reshape(dim, dim)
         moves.append(dense.pack(backend.like(matrices, problem.X)))
     return moves
 
 
-def _normal_equations(fit: varpro.Fit, directions: list[Array]) -> tuple[Matrix, Matrix]:
+def _normal_equations(fit: varpro.Fit, directions: list[Array]) -> tuple[Numbers, Numbers]:
     """S and the gradient of the reduced problem in the given directions only."""
     products = jacobian.jacobian(fit)
     rows = np.stack([backend.to_numpy(move).ravel() for move in directions])

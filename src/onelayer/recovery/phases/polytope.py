@@ -1,48 +1,65 @@
-"""The convex body around the attention matrices: an intersection of slabs.
+"""The polytope around the attention matrices: an intersection of slabs.
 
-A row on which all heads agree says lower ≤ ⟨normal, Θ⟩ ≤ upper for every head's Θ, with
+A row on which all heads agree gives lower ≤ ⟨normal, Θ⟩ ≤ upper for every head's Θ, with
 normal = x_aᵀ (x_b - x_c), a d x d matrix. The intersection of many such slabs is thin in all
-directions but those in which heads differ: no slab can cut between heads. Matrices are handled as
-vectors of their d² entries throughout.
+directions except those in which heads differ: no slab can cut between heads. Matrices are handled
+as vectors of their d² entries.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import clarabel
 import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-Vector = np.ndarray[Any, Any]
-Matrix = np.ndarray[Any, Any]
+Vector: TypeAlias = np.ndarray[Any, Any]
+Matrix: TypeAlias = np.ndarray[Any, Any]
 
-_NEAREST = 0.8
-_THINNEST = 1e-3  # of its error: half the width that a slab always has
-# Singular values below this share of the largest are rounding errors of zero: they are square
-# roots of eigenvalues that are right to the spacing of numbers.
-UNSEEN = 1e-7
+# Share of the slabs that contain the centre after `narrowed`, and their smallest half-width, in
+# units of their errors.
+_NEAREST, _THINNEST = 0.8, 1e-3
+# Singular values below this share of the largest are zero up to rounding: they are square roots of
+# eigenvalues that are accurate to machine precision.
+_UNSEEN = 1e-7
+CLEAR_GAP = 2.0  # smallest ratio of singular values that separates free directions from the others
 
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """How thin a body is: root mean square of |⟨normal, v⟩| / error over the slabs, ascending.
+    """Root mean square of |⟨normal, v⟩| / error over the slabs, for directions v, ascending.
 
-    `values[j]` belongs to the direction `directions[j]`; a small value is a direction in which the
-    body is long.
+    `values[j]` belongs to `directions[j]`. The polytope is long in directions with small values.
     """
 
     values: Vector
     directions: Matrix
 
+    def clear_gap(self, free: int | None = None) -> tuple[int, float]:
+        """The number of free directions, and the ratio of the next singular value to theirs.
+
+        If `free` is None, it is the number up to a quarter of the unknowns with the largest ratio,
+        zero if no ratio reaches CLEAR_GAP. With no free direction the ratio is infinite.
+        """
+        floor = max(_UNSEEN * float(self.values[-1]), np.finfo(float).tiny)
+        values = np.maximum(self.values, floor)
+        gaps = values[1:] / values[:-1]
+        if free is None:
+            candidates = gaps[: max(1, len(values) // 4)]
+            free = int(np.argmax(candidates)) + 1
+            if gaps[free - 1] < CLEAR_GAP:
+                free = 0
+        return free, float(gaps[free - 1]) if free else np.inf
+
 
 @dataclass(frozen=True, eq=False)
-class Body:
-    """Slabs `lower ≤ normals @ θ ≤ upper`; `upper` is infinite where a row was saturated.
+class Polytope:
+    """Slabs `lower ≤ normals @ θ ≤ upper`; `upper` is infinite for one-sided slabs.
 
-    `error` (s,) is the error that the middle of a slab may have, zero for one-sided ones.
+    `error` (s,) is the error of the middle of a slab, zero for one-sided slabs.
     """
 
     normals: Matrix
@@ -55,9 +72,9 @@ class Body:
         return np.isfinite(self.upper)
 
     def contains(self, point: Vector, slack: float = 0.0) -> bool:
-        """Whether a point is in every slab, or beyond it by `slack` at the most.
+        """Whether a point is within `slack` of every slab.
 
-        >>> cube = Body(np.eye(3), -np.ones(3), np.ones(3), np.ones(3))
+        >>> cube = Polytope(np.eye(3), -np.ones(3), np.ones(3), np.ones(3))
         >>> cube.contains(np.array([0.0, 0.5, 1.0])), cube.contains(np.array([0.0, 0.5, 1.1]))
         (True, False)
         """
@@ -65,9 +82,9 @@ class Body:
         return bool(np.all((values >= self.lower - slack) & (values <= self.upper + slack)))
 
     def support(self, direction: Vector) -> float:
-        """The largest ⟨direction, θ⟩ in the body, -infinite if it is empty.
+        """The largest ⟨direction, θ⟩ in the polytope, -infinite if it is empty.
 
-        Infinite if the body has no end that way, or if the solver cannot tell.
+        Infinite if the polytope is unbounded in that direction, or if the solver cannot decide.
         """
         above = self.two_sided
         found = linprog(
@@ -82,11 +99,11 @@ class Body:
         return -np.inf if found.status == 2 else np.inf
 
     def minimum_norm(self) -> Vector | None:
-        """The point of the body nearest to 0, None if the body is empty.
+        """The point of the polytope nearest to 0, None if the solver finds none.
 
-        It is the projection of 0 on the body, and for a body that is thin around the affine hull of
-        the heads it is near the projection of 0 on that hull: the point G with ⟨Θ_i, G⟩ = |G|² for
-        every head, so that a large margin under G is a large margin under all heads.
+        For a polytope that is thin around the affine hull of the heads it is near the projection of
+        0 on that hull: the point G with ⟨Θ_i, G⟩ = |G|² for every head, so that a large margin
+        under G is a large margin under all heads.
         """
         above = self.two_sided
         # Slabs in units of their widths: the solver's tolerance is then the same for all.
@@ -110,7 +127,8 @@ class Body:
             [clarabel.NonnegativeConeT(len(limits))],
             settings,
         ).solve()
-        return scale * np.array(solution.x) if _solved(solution.status) else None
+        solved = (clarabel.SolverStatus.Solved, clarabel.SolverStatus.AlmostSolved)
+        return scale * np.array(solution.x) if solution.status in solved else None
 
     def spectrum(self) -> Spectrum:
         """Singular values and directions of the two-sided slabs, each in units of its error."""
@@ -119,53 +137,56 @@ class Body:
         return Spectrum(np.sqrt(np.maximum(values, 0.0)), vectors.T)
 
     def centre(self, spectrum: Spectrum, free: int) -> Vector:
-        """The weighted least-squares middle of the slabs, zero along the `free` first directions.
+        """The weighted least-squares centre of the slabs, zero along the first `free` directions.
 
-        Where errors are independent this is the best estimate of the affine hull's point nearest
-        to 0; the minimum-norm point leans towards 0 by the width of the slabs.
+        For independent errors this is the best estimate of the point of the affine hull nearest to
+        0; the minimum-norm point is biased towards 0 by the width of the slabs.
         """
         thin = spectrum.directions[free:]
         values = spectrum.values[free:]
         middle = (self.lower + self.upper)[self.two_sided] / (2 * self.error[self.two_sided])
-        pulled = thin @ (self._scaled().T @ middle) / max(1, len(middle))
-        seen = values > UNSEEN * max(float(values[-1]), np.finfo(float).tiny)
-        return np.asarray((pulled[seen] / values[seen] ** 2) @ thin[seen])
+        projected = thin @ (self._scaled().T @ middle) / max(1, len(middle))
+        seen = values > _UNSEEN * max(float(values[-1]), np.finfo(float).tiny)
+        return np.asarray((projected[seen] / values[seen] ** 2) @ thin[seen])
 
-    def part(self, kept: np.ndarray[Any, Any]) -> Body:
-        """The body of some of the slabs."""
-        return Body(self.normals[kept], self.lower[kept], self.upper[kept], self.error[kept])
+    def distances(self, centre: Vector) -> Vector:
+        """How far a point is from the middle of each slab, in units of their errors."""
+        middle = (self.lower + self.upper) / 2
+        return np.asarray(np.abs(self.normals @ centre - middle) / self.error)
 
-    def section(self, point: Vector, basis: Matrix) -> Body:
-        """The part of the body in the affine space point + z @ basis, as a body of the z.
+    def part(self, kept: np.ndarray[Any, Any]) -> Polytope:
+        """The polytope of some of the slabs."""
+        return Polytope(self.normals[kept], self.lower[kept], self.upper[kept], self.error[kept])
 
-        >>> cube = Body(np.eye(3), -np.ones(3), np.ones(3), np.ones(3))
+    def section(self, point: Vector, basis: Matrix) -> Polytope:
+        """The section with the affine space point + z @ basis, as a polytope of the z.
+
+        >>> cube = Polytope(np.eye(3), -np.ones(3), np.ones(3), np.ones(3))
         >>> cube.section(np.array([0.5, 0, 0]), np.eye(3)[:1]).support(np.ones(1))
         0.5
         """
         offset = self.normals @ point
-        return Body(self.normals @ basis.T, self.lower - offset, self.upper - offset, self.error)
+        lower, upper = self.lower - offset, self.upper - offset
+        return Polytope(self.normals @ basis.T, lower, upper, self.error)
 
-    def narrowed(self, centre: Vector, most: int) -> Body:
-        """The two-sided slabs nearest to a centre, just wide enough for it, at most so many.
+    def narrowed(self, centre: Vector, most: int) -> Polytope:
+        """At most `most` two-sided slabs nearest to a centre, just wide enough to contain it.
 
-        Slabs as wide as their errors may be large contain 0 while W is crude, and then the
-        minimum-norm point says nothing. Errors are mostly smaller: slabs as wide as the distance
-        within which _NEAREST of them have the centre make a thin body around the hull.
+        While W is crude, slabs as wide as their errors allow contain 0, and the minimum-norm point
+        says nothing. Most errors are smaller: slabs as wide as the distance within which _NEAREST
+        of them have the centre make a thin polytope around the hull.
         """
         two_sided = self.part(self.two_sided)
-        middle = (two_sided.lower + two_sided.upper) / 2
-        distance = np.abs(two_sided.normals @ centre - middle) / two_sided.error
+        distance = two_sided.distances(centre)
         reach = max(float(np.quantile(distance, _NEAREST)), _THINNEST)
         near = np.flatnonzero(distance <= reach)
         near = near[np.argsort(two_sided.error[near], kind="stable")[:most]]
         error = two_sided.error[near]
-        lower, upper = middle[near] - reach * error, middle[near] + reach * error
-        return Body(two_sided.normals[near], lower, upper, error)
+        middle = ((two_sided.lower + two_sided.upper) / 2)[near]
+        return Polytope(
+            two_sided.normals[near], middle - reach * error, middle + reach * error, error
+        )
 
     def _scaled(self) -> Matrix:
         above = self.two_sided
         return np.asarray(self.normals[above] / self.error[above, None])
-
-
-def _solved(status: Any) -> bool:
-    return status in (clarabel.SolverStatus.Solved, clarabel.SolverStatus.AlmostSolved)

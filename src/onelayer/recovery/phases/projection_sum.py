@@ -2,25 +2,25 @@
 
 Phase 1. Averaged over the inputs attention is nearly uniform, and the correlation of the summed
 tokens with the summed outputs of an example is nearly W: E (Σ_b x_b)ᵀ (Σ_a y_a) = k W for uniform
-attention and independent, whitened tokens of mean 0. What attention has of its own is left as an
-error of 15 to 35 %.
+attention and independent, whitened tokens of mean 0. The deviation of attention from uniform leaves
+an error of 15 to 35 %.
 
-Phase 3. A point G of the affine hull of the heads with ⟨Θ_i, G⟩ > 0 for all of them (the
-minimum-norm point of the body has this) is on the side of every head: a row whose largest score
-under G is far ahead of the others makes every head attend to that token x_b, and y = x_b W. Most
-such rows are nearly exact and some are not at all, so the regression on the rows with the largest
-margins ends with weights that forget the worse ones.
+Phase 3. Let G be a point of the affine hull of the heads with ⟨Θ_i, G⟩ > 0 for all of them, such as
+the minimum-norm point of the polytope. If the largest score of a row under G is far ahead of the
+others, every head attends to that token x_b, and y = x_b W. Most such rows are nearly exact and
+some are far off, so the regression on the rows with the largest margins is reweighted to discard
+the latter.
 
-Boolean, Gaussian and sphere inputs need no difference here: tokens are whitened. For phase 3
-margins have to be large on some rows; on the sphere all tokens are equally long and margins have
-lighter tails than on Gaussian inputs.
+Tokens are whitened, so Boolean, Gaussian and sphere inputs are treated alike. Phase 3 needs large
+margins on some rows; on the sphere all tokens have equal length, and margins have lighter tails
+than on Gaussian inputs.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import gammaincinv
@@ -29,115 +29,153 @@ from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.recovery.phases.agreement import agreement
 from onelayer.recovery.phases.examples import Examples
+from onelayer.recovery.phases.state import (
+    Measurement,
+    Numbers,
+    Phase,
+    PhaseState,
+    Step,
+    SumEstimate,
+)
+from onelayer.recovery.reasons import Reason
 
-# Rows for the regression of phase 3: so many per dimension, but no more than this share of all
-# unless that leaves too few per dimension.
-_ROWS_PER_DIM, _LARGEST_SHARE, _FEWEST_PER_DIM = 2000, 0.02, 20
-# Its weights: 1/(1 + (residual/s)²)², with s one quantile of the residuals after the other.
-_ROUNDS, _QUANTILES = 10, (0.5, 0.25, 0.1)
-_SAMPLE, _AGREEING = 20_000, 0.02  # examples and share of rows by which phase 1 is judged
-_DEGENERATE = 1e-6  # a second moment of the attended tokens below this: a direction is not seen
-_CAUTION = 1.5  # what attention leaves over is no noise: the fit takes some of it for its own
-_FEWEST_DISTINCT = 1.5  # tokens per dimension: with fewer the regression fits whatever they say
-
-
-@dataclass(frozen=True, eq=False)
-class Estimate:
-    """An estimate of W (d, e) and its measured relative error: infinite if it is no estimate."""
-
-    projection_sum: Array
-    error: float
-    rows: int  # that it rests on
+# Weights of the regression of phase 3: 1/(1 + (residual/s)²)², where s takes these quantiles of the
+# residuals, each for some iterations.
+_ITERATIONS, _QUANTILES = 10, (0.5, 0.25, 0.1)
+_DEGENERATE = 1e-6  # smallest second moment of the attended tokens that determines a direction
+_CAUTION = 1.5  # residuals of other attention are no noise: the fit explains part of them
+_DISTINCT_PER_DIM = 1.5  # fewest distinct tokens: with fewer the regression interpolates
 
 
-def crude(examples: Examples) -> Estimate:
-    """Phase 1: W from the correlation of tokens and outputs, one pass over all examples."""
+@dataclass(frozen=True, kw_only=True)
+class CrudeSum(Phase):
+    """Phase 1. It refuses if the outputs cannot show on which rows heads agree."""
 
-    def correlation(X: Array, Y: Array) -> Array:
-        xp = backend.namespace(X)
-        return backend.transpose(xp.sum(X, axis=1)) @ xp.sum(Y, axis=1)
+    number: int = 1
+    name: str = "crude sum of projections"
+    refusal: Reason | None = Reason.AGREEMENT_HIDDEN
+    sample: int = 20_000  # examples from which the error is measured
+    agreeing: float = 0.02  # share of the rows from which the error is measured
 
-    estimate = examples.fold(correlation, lambda total, term: total + term) / examples.rows
-    return Estimate(estimate, _error_by_agreement(examples, estimate), examples.rows)
+    def step(self, state: PhaseState) -> Step:
+        examples = state.examples
+        if examples.out_dim < examples.tokens:
+            note = f"{examples.tokens} tokens, outputs of dimension {examples.out_dim}"
+            return Step(state, Measurement(0, math.inf, note), refused=True)
+        estimate = self.estimate(examples)
+        note = "W by correlation; its error from the rows that agree best with it"
+        measured = Measurement(examples.count, estimate.error, note)
+        state = replace(state, sum=estimate)
+        return Step(state, measured, refused=not math.isfinite(estimate.error))
+
+    def estimate(self, examples: Examples) -> SumEstimate:
+        """W from the correlation of tokens and outputs, in one pass over all examples."""
+
+        def correlation(X: Array, Y: Array) -> Array:
+            xp = backend.namespace(X)
+            return backend.transpose(xp.sum(X, axis=1)) @ xp.sum(Y, axis=1)
+
+        total = examples.fold(correlation, lambda total, term: total + term) / examples.rows
+        return SumEstimate(total, self._error_by_agreement(examples, total), examples.rows)
+
+    def _error_by_agreement(self, examples: Examples, estimate: Array) -> float:
+        """The relative error of W, from the rows that agree best with it.
+
+        A row on which heads agree has a residual (see `agreement`) only because W is wrong:
+        relative to the size of p X W its square is error² χ²/e, with e - k + 1 degrees of freedom.
+        If all rows were of that kind, the 2 % with the least residuals would be the 2 % of that
+        distribution; if fewer are, the error is overestimated.
+        """
+        freedom = examples.out_dim - examples.tokens + 1
+
+        def residuals(X: Array, Y: Array) -> Numbers:
+            found = agreement(X, Y, estimate)
+            residual, size = backend.to_numpy(found.residual), backend.to_numpy(found.size)
+            relative = np.divide(residual, size, out=np.full_like(residual, np.inf), where=size > 0)
+            return np.asarray(relative.ravel())
+
+        relative = examples.fold(
+            residuals, lambda first, second: np.concatenate([first, second]), most=self.sample
+        )
+        least = np.quantile(relative, self.agreeing, method="higher")
+        quantile = 2 * gammaincinv(freedom / 2, self.agreeing)  # of a chi-squared variable
+        return float(least / math.sqrt(quantile / examples.out_dim))
 
 
-def _error_by_agreement(examples: Examples, estimate: Array) -> float:
-    """The relative error of W, from the rows that agree best with it.
+@dataclass(frozen=True, kw_only=True)
+class RefinedSum(Phase):
+    """Phase 3. It refuses if rows with large margins do not determine W."""
 
-    A row on which heads agree leaves a residual (see `agreement`) because W is wrong and for no
-    other reason: relative to the size of p X W its square is error² χ²/e, with e - k + 1 degrees of
-    freedom. If all rows were of that kind, the 2 % with the least residuals would be
-    the 2 % of that distribution; if fewer are, the error is overestimated.
-    """
-    left = examples.out_dim - examples.tokens + 1
+    number: int = 3
+    name: str = "refined sum"
+    refusal: Reason | None = Reason.NO_LARGE_MARGINS
+    # Rows of the regression, per dimension, but at most this share of all rows unless fewer than
+    # `fewest_per_dim` remain.
+    rows_per_dim: int = 2000
+    largest_share: float = 0.02
+    fewest_per_dim: int = 20
+    slabs_in_program: int = 1024  # fewest in the quadratic program, which has four per unknown
 
-    def residuals(X: Array, Y: Array) -> np.ndarray[Any, Any]:
-        found = agreement(X, Y, estimate)
-        residual, size = backend.to_numpy(found.residual), backend.to_numpy(found.size)
-        relative = np.divide(residual, size, out=np.full_like(residual, np.inf), where=size > 0)
-        return np.asarray(relative.ravel())
+    def step(self, state: PhaseState) -> Step:
+        assert state.sculpture is not None
+        examples, dim = state.examples, state.examples.dim
+        most = max(self.slabs_in_program, 4 * dim * dim)
+        sculpture = state.sculpture
+        point = sculpture.polytope.narrowed(sculpture.centre, most).minimum_norm()
+        if point is None:  # the solver failed; the centre of the slabs is in the hull too
+            point = sculpture.centre
+        estimate = self.estimate(examples, point.reshape(dim, dim))
+        note = f"W from the {estimate.rows} rows with the largest margins; a bound from residuals"
+        measured = Measurement(examples.count, estimate.error, note)
+        if not math.isfinite(estimate.error):
+            return Step(state, measured, refused=True)
+        return Step(replace(state, sum=estimate), measured)
 
-    def joined(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return np.concatenate([first, second])
+    def estimate(self, examples: Examples, point: Numbers) -> SumEstimate:
+        """W from the rows with the largest margins under `point` (d, d), in one pass.
 
-    relative = examples.fold(residuals, joined, most=_SAMPLE)
-    least = np.quantile(relative, _AGREEING, method="higher")
-    quantile = 2 * gammaincinv(left / 2, _AGREEING)  # of a chi-squared variable
-    return float(least / math.sqrt(quantile / examples.out_dim))
+        If these do not show all directions, as may happen in few dimensions, further passes take
+        four and sixteen times as many rows.
+        """
+        wanted = min(self.rows_per_dim * examples.dim, int(self.largest_share * examples.rows))
+        count = max(wanted, self.fewest_per_dim * examples.dim)
+        for factor in (1, 4, 16):
+            rows = _largest_margins(examples, point, factor * count)
+            estimate, error = _regression(rows.token, rows.output)
+            if math.isfinite(error):
+                break
+        return SumEstimate(backend.like(estimate, examples.whitening), error, len(rows.margin))
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Rows with their margins: the token that G would attend to, and the output."""
+class _Rows(NamedTuple):
+    """Rows with their margins: the token with the largest score under G, and the output."""
 
-    margin: np.ndarray[Any, Any]
-    token: np.ndarray[Any, Any]
-    output: np.ndarray[Any, Any]
+    margin: Numbers
+    token: Numbers
+    output: Numbers
 
     def largest(self, count: int) -> _Rows:
         order = np.argsort(-self.margin, kind="stable")[:count]
-        return _Rows(self.margin[order], self.token[order], self.output[order])
+        return _Rows(*(array[order] for array in self))
 
-    def beside(self, other: _Rows) -> _Rows:
-        return _Rows(
-            np.concatenate([self.margin, other.margin]),
-            np.concatenate([self.token, other.token]),
-            np.concatenate([self.output, other.output]),
-        )
+    def concat(self, other: _Rows) -> _Rows:
+        return _Rows(*map(np.concatenate, zip(self, other, strict=True)))
 
 
-def refined(examples: Examples, point: np.ndarray[Any, Any]) -> Estimate:
-    """Phase 3: W from the rows with the largest margins under `point` (d, d), one pass.
-
-    Where those few tokens that have the largest margins do not show all directions, as may happen
-    in few dimensions, further passes take four and sixteen times as many rows.
-    """
-    share = int(_LARGEST_SHARE * examples.rows)
-    wanted = min(_ROWS_PER_DIM * examples.dim, share)
-    count = max(wanted, _FEWEST_PER_DIM * examples.dim)
-    for more in (1, 4, 16):
-        rows = _largest_margins(examples, point, more * count)
-        estimate, error = _regression(rows.token, rows.output)
-        if math.isfinite(error):
-            break
-    reference = examples.whitening
-    return Estimate(backend.like(estimate, reference), error, len(rows.margin))
-
-
-def _largest_margins(examples: Examples, point: np.ndarray[Any, Any], count: int) -> _Rows:
+def _largest_margins(examples: Examples, point: Numbers, count: int) -> _Rows:
     """The rows with the largest margins of all examples."""
 
     def work(X: Array, Y: Array) -> _Rows:
         return _margins(X, Y, point).largest(count)
 
     def merge(first: _Rows, second: _Rows) -> _Rows:
-        return first.beside(second).largest(count)
+        return first.concat(second).largest(count)
 
     return examples.fold(work, merge)
 
 
-def _margins(X: Array, Y: Array, point: np.ndarray[Any, Any]) -> _Rows:
-    """All rows of a block, with how far their largest score is ahead of the second."""
+def _margins(X: Array, Y: Array, point: Numbers) -> _Rows:
+    """All rows of a block, and the margin between their largest and second largest score."""
     xp = backend.namespace(X)
     scores = backend.to_numpy(X @ backend.like(point, X) @ backend.transpose(X))
     top = np.argmax(scores, axis=2)
@@ -148,31 +186,29 @@ def _margins(X: Array, Y: Array, point: np.ndarray[Any, Any]) -> _Rows:
     return _Rows(margin.ravel(), tokens.reshape(-1, X.shape[2]), backend.to_numpy(flat))
 
 
-def _regression(
-    tokens: np.ndarray[Any, Any], outputs: np.ndarray[Any, Any]
-) -> tuple[np.ndarray[Any, Any], float]:
-    """Weighted least squares y = x W, rows that do not fit forgotten, and a bound on its error.
+def _regression(tokens: Numbers, outputs: Numbers) -> tuple[Numbers, float]:
+    """Reweighted least squares y = x W, rows that do not fit discarded, and a bound on its error.
 
     With weights w and M = Σ w xᵀx / Σ w the estimate is off by M⁻¹ Σ w xᵀ(y - x W) / Σ w, which
-    is at most the root mean square of y - x W over √λ_min(M); that of the fit takes its place. As
-    more rows are forgotten the residuals fall, but the tokens that are left may no longer show all
-    directions: of all turns the one with the least bound is taken. The bound is infinite if none
-    shows all directions. Of Boolean tokens in few dimensions there may be few that are distinct:
-    residuals are then small because W was fitted to them, which the usual factor N / (N - d) makes
-    up for.
+    is at most the root mean square of y - x W over √λ_min(M); the fitted W stands in for the true
+    one. As more rows are discarded residuals fall, but the remaining tokens may no longer show all
+    directions: the iteration with the smallest bound is returned. The bound is infinite if none
+    shows all directions. Boolean tokens in few dimensions may have few distinct values: residuals
+    are then small because W was fitted to them, which the factor N / (N - d) corrects.
     """
     size = float(np.sqrt(np.mean(np.sum(outputs**2, axis=1)))) or 1.0
     dim = tokens.shape[1]
     kind = _kinds(tokens)
-    share = 1 / np.bincount(kind)[kind]  # so that every kind of token has the same say at first
+    share = 1 / np.bincount(kind)[kind]  # every kind of token has the same total weight at first
     weights = share
     best, least = np.zeros((dim, outputs.shape[1])), math.inf
-    for quantile in np.repeat(_QUANTILES, _ROUNDS):
+    for quantile in np.repeat(_QUANTILES, _ITERATIONS):
         weighted = tokens * (weights / weights.sum())[:, None]
         moments = weighted.T @ tokens
         smallest = float(np.linalg.eigvalsh(moments)[0])
-        distinct = _effective_number(kind, weights)
-        if smallest < _DEGENERATE or distinct < _FEWEST_DISTINCT * dim:
+        totals = np.bincount(kind, weights)
+        distinct = float(totals.sum() ** 2 / np.sum(totals**2))  # effective number of kinds
+        if smallest < _DEGENERATE or distinct < _DISTINCT_PER_DIM * dim:
             break
         estimate = np.linalg.solve(moments, weighted.T @ outputs)
         residual = np.sqrt(np.sum((outputs - tokens @ estimate) ** 2, axis=1))
@@ -186,13 +222,7 @@ def _regression(
     return best, least
 
 
-def _kinds(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A number for every token, the same for those that are equal or opposite."""
+def _kinds(tokens: Numbers) -> Numbers:
+    """Labels of the tokens, the same for tokens that are equal or opposite."""
     mixed = np.abs(tokens @ np.random.default_rng(0).standard_normal(tokens.shape[1]))
     return np.unique(np.round(mixed, 9), return_inverse=True)[1]
-
-
-def _effective_number(kind: np.ndarray[Any, Any], weights: np.ndarray[Any, Any]) -> float:
-    """How many kinds of tokens have a say: (Σ w)² / Σ w² over the kinds' weights."""
-    totals = np.bincount(kind, weights)
-    return float(totals.sum() ** 2 / np.sum(totals**2))

@@ -1,108 +1,123 @@
-"""Phases 2 and 4: sculpt a convex body around the attention matrices.
+"""Phases 2 and 4: sculpt a polytope around the attention matrices.
 
 Every row on which heads agree gives slabs that contain all Θ_i and so their affine hull (see
-`slabs`); their intersection is the body (see `body`). Here slabs are certified, those that do not
-fit with the others are dropped, and the rest put together.
+`slabs`); their intersection is the polytope. Here slabs are certified, and those that are
+inconsistent with the others are dropped.
 
-On Boolean inputs tokens may be equal: what their row says of them is not known and passed over, and
-examples repeat, so copies of a slab count once. On continuous inputs (Gaussian, sphere) neither
-happens and nothing else changes, since tokens are whitened.
+On Boolean inputs tokens may be equal: their pairs say nothing and are skipped. Examples also
+repeat, so copies of a slab count once. Neither occurs on continuous inputs (Gaussian, sphere), and
+nothing else differs, since tokens are whitened.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
+from onelayer.recovery.phases.affine_hull import distance_of_halves
 from onelayer.recovery.phases.agreement import certified
 from onelayer.recovery.phases.examples import Examples
-from onelayer.recovery.phases.polytope import UNSEEN, Body, Spectrum
+from onelayer.recovery.phases.polytope import CLEAR_GAP, Polytope, Spectrum
 from onelayer.recovery.phases.slabs import WIDTH, Slabs, find_slabs
-
-# In units of a slab's error, measured on random layers: heads lie within 2 of the middle of most
-# slabs. What is farther than this from the others' consensus is no agreement, and is dropped; of
-# the slabs that are left, next to none has a head farther than WIDTH from its middle.
-_ODD = 4.0
-_ROUNDS = 8  # of dropping odd slabs
-_STILL_MET = 0.9  # of the slabs that are met, when directions are left free
-CLEAR_GAP = 2.0  # the next singular value over one that counts as free
-_FEWEST_SLABS = 1.5  # per unknown
+from onelayer.recovery.phases.state import Measurement, Numbers, Phase, PhaseState, Sculpture, Step
+from onelayer.recovery.reasons import Reason
 
 
-@dataclass(frozen=True, eq=False)
-class Sculpture:
-    """A body with what was learned on the way."""
+@dataclass(frozen=True, kw_only=True)
+class Sculpt(Phase):
+    """Phases 2 and 4. They refuse if too few consistent slabs are found."""
 
-    body: Body
-    spectrum: Spectrum
-    free: int  # directions that count as free
-    centre: np.ndarray[Any, Any]  # of the slabs, zero along the free directions
-    rejected: float  # share of candidates that were odd or not certified
+    refusal: Reason | None = Reason.TOO_FEW_AGREEMENTS
+    # In units of a slab's error, measured on random layers: heads lie within 2 of the middle of
+    # most slabs. A slab farther than this from the common centre shows no agreement and is dropped;
+    # of the others, almost none has a head farther than WIDTH from its middle.
+    inconsistent: float = 4.0
+    rounds: int = 8  # of dropping inconsistent slabs
+    still_met: float = 0.9  # share of slabs that must stay consistent when directions are free
+    slabs_per_unknown: float = 1.5  # fewest
+
+    def step(self, state: PhaseState) -> Step:
+        assert state.sum is not None
+        estimate, count = state.sum, state.examples.count
+        found = self.sculpt(state.examples, estimate.projection_sum, estimate.error, state.heads)
+        if found is None:
+            note = "too few narrow and consistent slabs"
+            return Step(state, Measurement(count, math.inf, note), refused=True)
+        two_sided = found.polytope.two_sided
+        note = (
+            f"{int(two_sided.sum())} slabs, {int((~two_sided).sum())} one-sided, "
+            f"{found.rejected:.0%} rejected; distance of two halves of them"
+        )
+        error = distance_of_halves(found.polytope, found.free)
+        return Step(replace(state, sculpture=found), Measurement(count, error, note))
+
+    def sculpt(
+        self, examples: Examples, projection_sum: Array, error: float, heads: int | None
+    ) -> Sculpture | None:
+        """The polytope from one pass over the examples; None if too few slabs remain.
+
+        `error` is the relative error of `projection_sum`.
+        """
+        slabs, one_sided = find_slabs(examples, projection_sum, error)
+        count = len(slabs.key)
+        slabs = slabs.take(_certified(slabs, projection_sum))
+        found = self._consistent(slabs, None if heads is None else heads - 1)
+        if found is None:
+            return None
+        polytope = _with_one_sided(found.polytope, one_sided, found.centre)
+        return replace(found, polytope=polytope, rejected=1 - len(found.polytope.error) / count)
+
+    def _consistent(self, slabs: Slabs, free: int | None) -> Sculpture | None:
+        """The slabs that are consistent with each other; None if they are too few.
+
+        A slab is inconsistent if it is far from the common centre, or if it cuts the free
+        directions: then some heads are outside of it, and they did not agree on its row.
+        """
+        reach = WIDTH * slabs.error
+        polytope = Polytope(slabs.normals(), slabs.value - reach, slabs.value + reach, slabs.error)
+        kept = np.ones(len(slabs.key), dtype=bool)
+        for _ in range(self.rounds):
+            if kept.sum() < self.slabs_per_unknown * polytope.normals.shape[1]:
+                return None
+            part = polytope.part(kept)
+            spectrum = part.spectrum()
+            known = self._clear_free(part, spectrum, free)
+            centre = part.centre(spectrum, known)
+            # Heads are about as far from the centre as it is from 0, in some free direction.
+            along = polytope.normals @ spectrum.directions[:known].T * np.linalg.norm(centre)
+            cut = np.sqrt(np.sum(along**2, axis=1)) / slabs.error
+            distance = np.maximum(polytope.distances(centre), cut)
+            before, kept = kept, distance < self.inconsistent
+            if np.array_equal(before, kept):
+                break
+        return Sculpture(part, spectrum, known, centre, rejected=0.0)
+
+    def _clear_free(self, polytope: Polytope, spectrum: Spectrum, free: int | None) -> int:
+        """The number of free directions if they are clear, else zero.
+
+        While W is crude no gap shows. Leaving the smallest directions free all the same would drop
+        good slabs and lose the hull: measured on random layers, phase 3 then fails for one in
+        three. A direction is not free either if slabs are only met along it: slabs with small
+        log-ratios are the most accurate, so the direction of the heads themselves may look free.
+        """
+        found, gap = spectrum.clear_gap(free)
+        if found == 0 or gap < CLEAR_GAP:
+            return 0
+        without, with_free = (
+            np.mean(polytope.distances(polytope.centre(spectrum, f)) < self.inconsistent)
+            for f in (0, found)
+        )
+        return found if with_free > self.still_met * without else 0
 
 
-def sculpt(
-    examples: Examples, projection_sum: Array, error: float, heads: int | None
-) -> Sculpture | None:
-    """The body from one pass over the examples; None where too few slabs are left.
-
-    `error` is the relative error of `projection_sum`; `heads` None means an unknown number.
-    """
-    slabs, one_sided = find_slabs(examples, projection_sum, error)
-    found = len(slabs.key)
-    slabs = slabs.take(_certified(slabs, projection_sum))
-    sculpture = _consistent(slabs, None if heads is None else heads - 1)
-    if sculpture is None:
-        return None
-    body = _with_one_sided(sculpture.body, one_sided, sculpture.centre)
-    return replace(sculpture, body=body, rejected=1 - len(sculpture.body.error) / found)
-
-
-def clear_gap(spectrum: Spectrum, free: int | None = None) -> tuple[int, float]:
-    """The number of free directions and the gap above them: the ratio of the next singular value.
-
-    Of all numbers up to a quarter of the unknowns the one with the largest gap, zero if no gap is
-    clear; or the gap above a given number. With none free the gap is infinite.
-    """
-    floor = max(UNSEEN * float(spectrum.values[-1]), np.finfo(float).tiny)
-    values = np.maximum(spectrum.values, floor)
-    gaps = values[1:] / values[:-1]
-    if free is None:
-        candidates = gaps[: max(1, len(values) // 4)]
-        free = int(np.argmax(candidates)) + 1
-        if gaps[free - 1] < CLEAR_GAP:
-            free = 0
-    return free, float(gaps[free - 1]) if free else np.inf
-
-
-def _clear_free(body: Body, spectrum: Spectrum, free: int | None) -> int:
-    """The number of free directions if they are clear, else none.
-
-    While W is crude no gap shows. To leave the smallest directions free all the same would drop
-    good slabs and lose the hull: measured on random layers, phase 3 then fails for one in three.
-    And a direction that the slabs need to be met is not free: since slabs with small log-ratios
-    are known best, the direction of the heads themselves may look so.
-    """
-    found, gap = clear_gap(spectrum, free)
-    if found == 0 or gap < CLEAR_GAP:
-        return 0
-    shares = [np.mean(_missed(body, body.centre(spectrum, f)) < _ODD) for f in (0, found)]
-    return found if shares[1] > _STILL_MET * shares[0] else 0
-
-
-def _missed(body: Body, centre: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """How far two-sided slabs are missed by a centre, in units of their errors."""
-    middle = (body.lower + body.upper) / 2
-    return np.asarray(np.abs(body.normals @ centre - middle) / body.error)
-
-
-def _certified(slabs: Slabs, projection_sum: Array) -> np.ndarray[Any, Any]:
+def _certified(slabs: Slabs, projection_sum: Array) -> Numbers:
     """Slabs whose row some p ≥ 0 explains within its tolerance, by linear programming.
 
-    Where the least-squares p is not negative it is such a p: its residual is within the tolerance.
+    A least-squares p without negative entries is such a p: its residual is within the tolerance.
     """
     good = slabs.least >= 0
     rest = slabs.take(np.flatnonzero(~good))
@@ -112,43 +127,14 @@ def _certified(slabs: Slabs, projection_sum: Array) -> np.ndarray[Any, Any]:
     return np.asarray(good)
 
 
-def _consistent(slabs: Slabs, free: int | None) -> Sculpture | None:
-    """The slabs that agree with each other; None if they are too few.
-
-    A slab is odd if the middle of all misses it, or if it cuts the free directions: then some
-    heads are beyond it, and they did not agree on its row.
-    """
-    body = Body(
-        slabs.normals(),
-        slabs.value - WIDTH * slabs.error,
-        slabs.value + WIDTH * slabs.error,
-        slabs.error,
-    )
-    kept = np.ones(len(slabs.key), dtype=bool)
-    for _ in range(_ROUNDS):
-        if kept.sum() < _FEWEST_SLABS * body.normals.shape[1]:
-            return None
-        part = body.part(kept)
-        spectrum = part.spectrum()
-        known = _clear_free(part, spectrum, free)
-        centre = part.centre(spectrum, known)
-        # Heads are about as far from the centre as it is from 0, in some free direction.
-        along = body.normals @ spectrum.directions[:known].T * np.linalg.norm(centre)
-        cut = np.sqrt(np.sum(along**2, axis=1)) / slabs.error
-        before, kept = kept, np.maximum(_missed(body, centre), cut) < _ODD
-        if np.array_equal(before, kept):
-            break
-    return Sculpture(part, spectrum, known, centre, rejected=0.0)
-
-
-def _with_one_sided(body: Body, slabs: Slabs, centre: np.ndarray[Any, Any]) -> Body:
-    """The body cut by the half-spaces of saturated rows, except those that leave its middle out."""
+def _with_one_sided(polytope: Polytope, slabs: Slabs, centre: Numbers) -> Polytope:
+    """The polytope cut by the half-spaces of saturated rows that contain its centre."""
     normals = slabs.normals()
     inside = normals @ centre <= slabs.value
     normals, value = -normals[inside], -slabs.value[inside]
-    return Body(
-        np.concatenate([body.normals, normals]),
-        np.concatenate([body.lower, value]),
-        np.concatenate([body.upper, np.full(len(value), np.inf)]),
-        np.concatenate([body.error, np.zeros(len(value))]),
+    return Polytope(
+        np.concatenate([polytope.normals, normals]),
+        np.concatenate([polytope.lower, value]),
+        np.concatenate([polytope.upper, np.full(len(value), np.inf)]),
+        np.concatenate([polytope.error, np.zeros(len(value))]),
     )

@@ -4,26 +4,25 @@ Where all heads agree on the attention p of row a (see `agreement`), every head 
 
     x_a Θ_i (x_b - x_c) = log(p_b / p_c).
 
-How far that can be trusted follows from the error of log p. An error δ of W moves y by δ size, in
-no direction more than in others of the e that there are. So with r = residual + δ size / √e p_b is
-known to r times its spread, and log(p_b / p_c) to
+Its accuracy follows from the error of log p. An error δ of W moves y by δ size, equally in all e
+directions on average. So with r = residual + δ size / √e, p_b is known to r times its spread, and
+log(p_b / p_c) to
 
     error = r (spread_b / p_b + spread_c / p_c).
 
 c is the token with the largest p. Slabs are chosen one by one, those with the least error first,
-and not row by row: where a token has next to no attention from any head, heads agree on it for
-free, and the other pairs of the row need to agree on fewer numbers. That softens the exponent with
-which agreement becomes rare as tokens are added. A log-ratio near 0 has the least error but says
-nothing of how large the Θ_i are, so what counts is the error relative to it, up to a ratio of 1. A
-pair whose p_b is lost in its error gives a one-sided slab: all that is known is that c is ahead of
-b.
+not row by row: a token that no head attends to is agreed on by all heads, and the other pairs of
+the row need to agree on fewer numbers. That softens the exponent with which agreement becomes rare
+as tokens are added. A log-ratio near 0 has the least error but does not determine how large the Θ_i
+are, so slabs are ordered by the error relative to it, up to a ratio of 1. A pair whose p_b is
+smaller than its error gives a one-sided slab: all that is known is that c is ahead of b.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -34,40 +33,37 @@ from onelayer.recovery.phases.examples import Examples
 
 # Slabs per unknown: more have larger errors, fewer average less.
 _TWO_SIDED, _ONE_SIDED = 16, 4
-# A log-ratio known to this is as good as exact: more would only make slabs more alike.
+# Smaller errors of a log-ratio count as this: choosing by them would only select similar slabs.
 _LEAST_ERROR = 0.03
-Numbers = np.ndarray[Any, Any]
+WIDTH = 8.0  # half the width of a slab in units of its error; see `Sculpt.inconsistent`
 
-# Half the width of a slab in units of its error; see `sculpt` for how it was measured.
-WIDTH = 8.0
+Numbers: TypeAlias = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class Slabs:
-    """Candidate slabs as they were found: `b` and `c` are positions of tokens in their example."""
+class Slabs(NamedTuple):
+    """Candidate slabs; `b` and `c` are positions of tokens in their example."""
 
-    key: Numbers  # what they are chosen by, the smallest first
+    key: Numbers  # slabs with small keys are preferred
     tokens: Numbers  # (s, k, d)
     output: Numbers  # (s, e)
     row: Numbers
     b: Numbers
     c: Numbers
-    value: Numbers  # log(p_b / p_c), or a bound on it from above
+    value: Numbers  # log(p_b / p_c), or an upper bound on it
     error: Numbers
     tolerance: Numbers  # of y
     least: Numbers  # the smallest p of the row
     fingerprint: Numbers  # equal for equal normals
 
     def take(self, index: Numbers) -> Slabs:
-        return Slabs(*(array[index] for array in self._arrays()))
+        return Slabs(*(array[index] for array in self))
 
     def smallest(self, count: int) -> Slabs:
-        """The `count` slabs with the smallest keys, of equal ones only the first."""
+        """The `count` slabs with the smallest keys, only the first of equal ones."""
         return self.take(_least(self.key, self.fingerprint, count))
 
-    def beside(self, other: Slabs) -> Slabs:
-        pairs = zip(self._arrays(), other._arrays(), strict=True)
-        return Slabs(*(np.concatenate(pair) for pair in pairs))
+    def concat(self, other: Slabs) -> Slabs:
+        return Slabs(*map(np.concatenate, zip(self, other, strict=True)))
 
     def factors(self) -> tuple[Numbers, Numbers]:
         """x_a and x_b - x_c, each (s, d)."""
@@ -81,21 +77,22 @@ class Slabs:
         products = np.asarray(queries[:, :, None] * gaps[:, None, :])
         return products.reshape(len(gaps), gaps.shape[1] ** 2)
 
-    def _arrays(self) -> list[Numbers]:
-        return [getattr(self, field.name) for field in fields(self)]
-
 
 def find_slabs(examples: Examples, projection_sum: Array, error: float) -> tuple[Slabs, Slabs]:
-    """The two-sided slabs with the least errors, and the surest one-sided ones."""
+    """The most accurate two-sided slabs, and the most certain one-sided ones."""
     unknowns = examples.dim**2
     counts = _TWO_SIDED * unknowns, _ONE_SIDED * unknowns
 
     def work(X: Array, Y: Array) -> tuple[Slabs, Slabs]:
-        return _block_slabs(X, Y, projection_sum, error, counts)
+        pairs = _pairs(X, Y, projection_sum, error)
+        return (
+            _gather(X, Y, pairs, counts[0], *_two_sided(pairs)),
+            _gather(X, Y, pairs, counts[1], *_one_sided(pairs)),
+        )
 
     def merge(first: tuple[Slabs, Slabs], second: tuple[Slabs, Slabs]) -> tuple[Slabs, Slabs]:
         pairs = zip(first, second, counts, strict=True)
-        two_sided, one_sided = (a.beside(b).smallest(count) for a, b, count in pairs)
+        two_sided, one_sided = (a.concat(b).smallest(count) for a, b, count in pairs)
         return two_sided, one_sided
 
     return examples.fold(work, merge)
@@ -103,7 +100,7 @@ def find_slabs(examples: Examples, projection_sum: Array, error: float) -> tuple
 
 @dataclass(frozen=True, eq=False)
 class _Pairs:
-    """What every row of a block says of every token b beside its top token c: (n, k rows, k b)."""
+    """For every row of a block, each token b compared with the top token c: (n, k rows, k b)."""
 
     top: Numbers  # c, (n, k rows, 1)
     tolerance: Numbers  # of y, (n, k rows)
@@ -116,7 +113,7 @@ class _Pairs:
 
     @property
     def certain(self) -> Numbers:
-        """Which p are not lost in their errors."""
+        """Which p exceed their errors."""
         return np.asarray(self.weights > self.wrong)
 
 
@@ -128,8 +125,8 @@ def _pairs(X: Array, Y: Array, projection_sum: Array, error: float) -> _Pairs:
     )
     tolerance = residual + error * size / math.sqrt(Y.shape[2])
     top = np.argmax(weights, axis=2, keepdims=True)
-    # One random number x_a R x_b a pair: that of b less that of c tells slabs apart by their
-    # normals, whatever the sign. Boolean examples repeat: without it many slabs would be copies.
+    # A random number x_a R x_b for each pair: the difference of those of b and c identifies the
+    # normal up to its sign. Boolean examples repeat, and without this many slabs would be copies.
     mixing = np.random.default_rng(0).standard_normal((X.shape[2], X.shape[2]))
     mixed = backend.to_numpy(X @ backend.like(mixing, X) @ backend.transpose(X))
     apart = np.abs(mixed - np.take_along_axis(mixed, top, axis=2))
@@ -137,19 +134,8 @@ def _pairs(X: Array, Y: Array, projection_sum: Array, error: float) -> _Pairs:
     return _Pairs(top, tolerance, weights, wrong, np.round(apart, 9))
 
 
-def _block_slabs(
-    X: Array, Y: Array, projection_sum: Array, error: float, counts: tuple[int, int]
-) -> tuple[Slabs, Slabs]:
-    """The slabs of one block that may be among the best, two-sided and one-sided."""
-    pairs = _pairs(X, Y, projection_sum, error)
-    return (
-        _gather(X, Y, pairs, counts[0], *_two_sided(pairs)),
-        _gather(X, Y, pairs, counts[1], *_one_sided(pairs)),
-    )
-
-
 def _two_sided(pairs: _Pairs) -> tuple[Numbers, Numbers, Numbers]:
-    """Keys to choose by, log(p_b / p_c), and its error."""
+    """Keys, log(p_b / p_c), and its error."""
     safe = np.where(pairs.certain, pairs.weights, 1.0)
     relative = np.where(pairs.certain, pairs.wrong / safe, np.inf)
     value = np.log(safe / pairs.at_top(safe))
@@ -160,7 +146,7 @@ def _two_sided(pairs: _Pairs) -> tuple[Numbers, Numbers, Numbers]:
 
 
 def _one_sided(pairs: _Pairs) -> tuple[Numbers, Numbers, Numbers]:
-    """Keys to choose by, the most that log(p_b / p_c) can be where p_b is lost, and no error."""
+    """Keys, upper bounds on log(p_b / p_c) where p_b is below its error, and zero errors."""
     highest = np.maximum(pairs.weights, 0.0) + WIDTH * pairs.wrong
     lowest = pairs.at_top(pairs.weights - WIDTH * pairs.wrong)
     ahead = ~pairs.certain & (lowest > highest)
@@ -171,7 +157,7 @@ def _one_sided(pairs: _Pairs) -> tuple[Numbers, Numbers, Numbers]:
 def _gather(
     X: Array, Y: Array, pairs: _Pairs, count: int, key: Numbers, value: Numbers, error: Numbers
 ) -> Slabs:
-    """The slabs with the smallest keys, at most `count` and no two alike."""
+    """At most `count` slabs with the smallest keys, all different."""
     index = _least(key.ravel(), pairs.fingerprint.ravel(), count)
     example, row, b = place = np.unravel_index(index, key.shape)
     tokens, outputs = (backend.to_numpy(backend.rows(array, example)) for array in (X, Y))
@@ -191,7 +177,7 @@ def _gather(
 
 
 def _least(keys: Numbers, fingerprints: Numbers, count: int) -> Numbers:
-    """Positions of the smallest finite keys in ascending order, of equal fingerprints the first."""
+    """Positions of the smallest finite keys, ascending, the first of equal fingerprints only."""
     index = np.flatnonzero(np.isfinite(keys))
     index = index[np.argsort(keys[index], kind="stable")]
     _, first = np.unique(fingerprints[index], return_index=True)

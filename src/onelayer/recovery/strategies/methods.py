@@ -23,6 +23,7 @@ from onelayer.recovery.diagnosis.second_opinion import SecondOpinion
 from onelayer.recovery.gauss_newton import low_rank, varpro
 from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome
 from onelayer.recovery.phases import driver, examples
+from onelayer.recovery.phases.state import PhaseState
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.strategies.checkpoint import Checkpointer
 from onelayer.recovery.strategies.search import Search
@@ -161,7 +162,7 @@ def sculpt(task: Task, log: Log, rng: np.random.Generator) -> Answer:
     return _answer(task, fitted, fit, reason, certificate)
 
 
-def begin(task: Task, log: Log, rng: np.random.Generator) -> tuple[driver.State, WhitenedExamples]:
+def begin(task: Task, log: Log, rng: np.random.Generator) -> tuple[PhaseState, WhitenedExamples]:
     """The state before the first phase, and the examples of the certificate."""
     n, *_ = task.given.shape
     held_out = np.sort(rng.choice(n, min(max(2, n // 20), _MOST_HELD_OUT), replace=False))
@@ -172,10 +173,10 @@ def begin(task: Task, log: Log, rng: np.random.Generator) -> tuple[driver.State,
     unknowns = other.unknowns(heads or 4, task.rank)
     enough = int(_EQUATIONS * unknowns / (source.tokens * source.out_dim))
     fitted = source.problem(source.positions(max(_FITTED, enough), rng))
-    return driver.State(source, fitted, other, heads), unseen
+    return PhaseState(source, fitted, other, heads), unseen
 
 
-def _heads_so_far(state: driver.State) -> Array:
+def _heads_so_far(state: PhaseState) -> Array:
     """The heads of phase 6, or the best guess of the phase that was reached, side by side."""
     if state.found is not None:
         return state.found.fit.theta
@@ -326,14 +327,14 @@ def _why_unsolved(
     return Reason.TOO_FEW_EXAMPLES if overfitted else Reason.LOCAL_MINIMUM
 
 
-def _unpolished_reason(state: driver.State, certificate: Certificate, head_tol: float) -> Reason:
+def _unpolished_reason(state: PhaseState, certificate: Certificate, head_tol: float) -> Reason:
     """How far the heads of phase 6 are to be believed: as their space and held-out outputs are."""
-    assert state.space is not None
+    assert state.hull is not None
     if certificate.error > _UNEXPLAINED:
         return Reason.NO_CANDIDATES
     if not certificate.determined.all():
         return Reason.HEADS_NOT_DETERMINED
-    error = state.space.error
+    error = state.hull.error
     fine = error <= _COARSE and certificate.error <= max(2 * error, _FINE)
     sure = not certificate.uncertain_heads(head_tol)
     return Reason.APPROXIMATE if fine and sure else Reason.COARSE

@@ -1,7 +1,6 @@
-"""The six phases watched: what each of them estimated, beside the truth.
+"""The true errors of the six phases, beside the errors that the phases measure themselves.
 
-A trace of `recover` has the errors that the phases measure themselves. Here the phases are run once
-more, the same in every bit, with the true layer at hand.
+The phases of `recover` are run once more, with identical results, and compared with the true layer.
 """
 
 from __future__ import annotations
@@ -17,21 +16,22 @@ from onelayer.lab.recovering import worst_head
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import validation
 from onelayer.recovery.phases import affine_hull, driver
+from onelayer.recovery.phases.state import Measurement, Phase, PhaseState
 from onelayer.recovery.strategies import methods
 from onelayer.recovery.trace import Log
 
 
 @dataclass(frozen=True, eq=False)
-class Watched:
-    """What one phase, or one round of it, did.
+class PhaseReport:
+    """The result of one phase, or of one round of it.
 
-    `measured` is the error that the phase measured itself, `true` the relative error of what it
-    estimated, infinite where it refused: of the sum of the projections after phases 1 and 3, the
-    distance of the farthest head from the space of the body after 2, 4 and 5, and the error of the
-    worst head after 6, whose `heads` are kept. `refusal` is the reason if the phases went no
-    further.
+    `measured` is the error that the phase measured itself. `true` is the relative error of what it
+    estimated, infinite if it refused: of the sum of the projections after phases 1 and 3, the
+    distance of the farthest head from the hull after 2, 4 and 5, and the error of the worst head
+    after 6. `refusal` names the reason if the phase refused. `heads` are those of phase 6.
     """
 
+    number: int
     name: str
     examples: int
     measured: float
@@ -40,7 +40,7 @@ class Watched:
     heads: AttentionLayer | None = None
 
 
-def watched(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[Watched]:
+def phase_reports(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[PhaseReport]:
     """The phases of `recover(X, Y, heads=layer.heads, method="sculpt", seed=seed)`, in order."""
     task = methods.Task(
         given=validation.examples(X, Y, None),
@@ -54,16 +54,16 @@ def watched(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[Watched]:
         polish=False,
     )
     log = Log(max_steps=100, max_seconds=None)
-    seen: list[Watched] = []
+    reports: list[PhaseReport] = []
 
-    def watch(name: str, state: driver.State) -> None:
-        name, row = name.removeprefix("phase ").replace(":", ""), log.rows[-1]
-        seen.append(
-            Watched(
-                name=name,
-                examples=row.examples,
-                measured=row.error,
-                true=_true_error(int(name[0]), state, layer),
+    def watch(phase: Phase, state: PhaseState, measured: Measurement) -> None:
+        reports.append(
+            PhaseReport(
+                number=phase.number,
+                name=phase.name,
+                examples=measured.examples,
+                measured=measured.error,
+                true=_true_error(phase.number, state, layer),
                 refusal="" if state.refusal is None else state.refusal.name.lower(),
                 heads=_heads(state),
             )
@@ -71,23 +71,22 @@ def watched(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[Watched]:
 
     state, _ = methods.begin(task, log, np.random.default_rng(seed))
     driver.run(state, log, watch)
-    return seen
+    return reports
 
 
-def _true_error(phase: int, state: driver.State, layer: AttentionLayer) -> float:
-    """The relative error of what a phase estimated; infinite where it refused."""
+def _true_error(phase: int, state: PhaseState, layer: AttentionLayer) -> float:
     if state.refusal is not None:
         return math.inf
     if phase in (1, 3):
         return _sum_error(state, layer)
     if phase in (2, 4, 5):
-        return _space_error(state, layer)
+        return _hull_error(state, layer)
     heads = _heads(state)
     assert heads is not None
     return worst_head(heads, layer)
 
 
-def _sum_error(state: driver.State, layer: AttentionLayer) -> float:
+def _sum_error(state: PhaseState, layer: AttentionLayer) -> float:
     """Of W = Σ W_i; the phases' tokens are X A and their outputs Y / s, so that W = A W' s."""
     assert state.sum is not None
     examples, total = state.examples, layer.projection.sum(axis=0)
@@ -95,18 +94,18 @@ def _sum_error(state: driver.State, layer: AttentionLayer) -> float:
     return float(np.linalg.norm(estimate - total) / np.linalg.norm(total))
 
 
-def _space_error(state: driver.State, layer: AttentionLayer) -> float:
-    """The distance of the farthest head from the space, in the phases' units Θ' = A⁻¹ Θ A⁻¹."""
+def _hull_error(state: PhaseState, layer: AttentionLayer) -> float:
+    """The distance of the farthest head from the hull, in the phases' units Θ' = A⁻¹ Θ A⁻¹."""
     assert state.sculpture is not None
-    space = affine_hull.extract(state.sculpture, layer.heads)
+    hull = affine_hull.extract(state.sculpture, layer.heads)
     inverse = np.linalg.inv(state.examples.whitening)
     heads = (inverse @ layer.attention @ inverse).reshape(layer.heads, -1)
-    apart = heads - space.centre
-    apart -= (apart @ space.basis.T) @ space.basis
+    apart = heads - hull.centre
+    apart -= (apart @ hull.basis.T) @ hull.basis
     return float(np.max(np.linalg.norm(apart, axis=1) / np.linalg.norm(heads, axis=1)))
 
 
-def _heads(state: driver.State) -> AttentionLayer | None:
+def _heads(state: PhaseState) -> AttentionLayer | None:
     """The layer of phase 6, or None before it."""
     if state.found is None:
         return None

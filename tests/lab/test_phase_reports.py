@@ -3,15 +3,15 @@ import pytest
 
 from onelayer import AttentionLayer, inputs, recover
 from onelayer.lab import recovering
-from onelayer.lab.watching import watched
+from onelayer.lab.phase_reports import phase_reports
 
 
 def test_the_phases_are_those_of_recover():
     layer, X, Y = recovering.instance(1, 7, 2, 4000, seed=0)
-    seen = watched(X, Y, layer, seed=5)
+    seen = phase_reports(X, Y, layer, seed=5)
     found = recover(X, Y, heads=1, method="sculpt", seed=5, polish=False)
-    assert [(f"phase {w.name[0]}: {w.name[2:]}", w.measured, w.examples) for w in seen] == [
-        (row.stage, row.error, row.examples) for row in found.trace
+    assert [(w.number, w.measured, w.examples) for w in seen] == [
+        (row.phase, row.error, row.examples) for row in found.trace
     ]
     assert {w.refusal for w in seen} == {""}
     assert [w.heads is None for w in seen] == [True] * (len(seen) - 1) + [False]
@@ -27,21 +27,21 @@ def test_errors_do_not_depend_on_the_units_of_inputs_and_outputs():
         inverse @ layer.attention @ inverse.T, inverse @ layer.projection * 100.0
     )
     np.testing.assert_allclose(stretched(X @ stretch), 100.0 * Y, atol=1e-9)
-    seen = {w.name[0]: w.true for w in watched(X @ stretch, 100.0 * Y, stretched, seed=5)}
-    assert seen["3"] < 0.01 < seen["1"]
-    assert seen["5"] < 0.01 < seen["2"]
+    seen = {w.number: w.true for w in phase_reports(X @ stretch, 100.0 * Y, stretched, seed=5)}
+    assert seen[3] < 0.01 < seen[1]
+    assert seen[5] < 0.01 < seen[2]
 
 
 def test_the_hull_of_one_head_is_the_head():
     layer, X, Y = recovering.instance(1, 7, 2, 4000, seed=1)
-    seen = {w.name[0]: w for w in watched(X, Y, layer, seed=5)}
-    head = seen["6"].heads.distance(layer).attention[0]
-    assert seen["5"].true == pytest.approx(head, rel=0.1)
+    seen = {w.number: w for w in phase_reports(X, Y, layer, seed=5)}
+    head = seen[6].heads.distance(layer).attention[0]
+    assert seen[5].true == pytest.approx(head, rel=0.1)
 
 
 def test_a_phase_that_refuses_is_the_last():
     layer, X, Y = recovering.instance(2, 6, 2, 60, seed=0)
-    *_, last = watched(X, Y, layer, seed=0)
+    *_, last = phase_reports(X, Y, layer, seed=0)
     assert last.true == np.inf
     assert last.refusal == recover(X, Y, 2, method="sculpt", seed=0).reason.name.lower()
 
@@ -49,5 +49,5 @@ def test_a_phase_that_refuses_is_the_last():
 def test_one_output_is_refused_at_once():
     layer = AttentionLayer.random(heads=2, dim=5, out_dim=1)
     X = inputs.boolean(100, 3, 5)
-    (only,) = watched(X, layer(X), layer, seed=0)
-    assert (only.name, only.refusal) == ("1 crude sum of projections", "agreement_hidden")
+    (only,) = phase_reports(X, layer(X), layer, seed=0)
+    assert (only.number, only.refusal) == (1, "agreement_hidden")

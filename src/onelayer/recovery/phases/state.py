@@ -1,0 +1,139 @@
+"""The state of the six phases, and the protocol of a phase.
+
+A phase takes the state to the next one and measures the error of what it estimated. To add a phase,
+subclass `Phase` and add an instance to `driver.PHASES`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from onelayer.array.backend import Array
+from onelayer.recovery.gauss_newton.varpro import Fit
+from onelayer.recovery.phases.examples import Examples
+from onelayer.recovery.phases.polytope import CLEAR_GAP, Polytope, Spectrum
+from onelayer.recovery.reasons import Reason
+from onelayer.recovery.whitening import WhitenedExamples
+
+Numbers: TypeAlias = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class SumEstimate:
+    """An estimate of W = Σ W_i (d, e) and its measured relative error, infinite if it is unusable.
+
+    `rows` counts the output rows it was computed from.
+    """
+
+    projection_sum: Array
+    error: float
+    rows: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sculpture:
+    """A polytope around the attention matrices, and what its construction showed."""
+
+    polytope: Polytope
+    spectrum: Spectrum
+    free: int  # directions in which the polytope is long
+    centre: Numbers  # of the slabs, zero along the free directions
+    rejected: float  # share of candidate slabs that were inconsistent or not certified
+
+
+@dataclass(frozen=True, eq=False)
+class AffineHull:
+    """The matrices centre + Σ_j z_j basis_j, as vectors of d² entries; the basis is orthonormal."""
+
+    centre: Numbers  # (d²,), orthogonal to the basis
+    basis: Numbers  # (m - 1, d²)
+    gap: float  # ratio of the singular values on either side of the free directions
+    error: float  # measured distance of a head from the hull, relative to the head
+
+    @property
+    def heads(self) -> int:
+        return len(self.basis) + 1
+
+    @property
+    def clear(self) -> bool:
+        """Whether the free directions stand out."""
+        return self.gap >= CLEAR_GAP
+
+    def points(self, coordinates: Numbers) -> Numbers:
+        """(.., m - 1) -> (.., d²)."""
+        return np.asarray(self.centre + coordinates @ self.basis)
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateFit:
+    """The best heads among the candidates: their coordinates (m, m - 1) in the hull and their fit.
+
+    `held_out_error` is relative, on examples that were not fitted.
+    """
+
+    coordinates: Numbers
+    fit: Fit
+    tuples: int  # number of tuples of candidates that were tried
+    held_out_error: float
+
+
+@dataclass(frozen=True, eq=False)
+class PhaseState:
+    """What the phases know so far. `refusal` is set once a phase cannot continue."""
+
+    examples: Examples
+    fitted: WhitenedExamples  # examples in memory, for the regressions of phase 6
+    other: WhitenedExamples  # further examples in memory, for selection
+    heads: int | None  # None while the number of heads is unknown
+    sum: SumEstimate | None = None
+    sculpture: Sculpture | None = None
+    hull: AffineHull | None = None
+    found: CandidateFit | None = None
+    refusal: Reason | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a phase reports in the trace: the error of its estimate, and how it was measured."""
+
+    examples: int
+    error: float
+    note: str
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The result of a phase: the new state and what was measured.
+
+    If `refused`, the phase could not complete, and the state has what was estimated until then.
+    """
+
+    state: PhaseState
+    measured: Measurement
+    refused: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase(ABC):
+    """One phase. Subclasses add their settings as fields.
+
+    `refusal` is the reason that ends the recovery where `step` refuses; a phase that only measures
+    needs none.
+    """
+
+    number: int
+    name: str
+    refusal: Reason | None = None
+
+    @property
+    def stage(self) -> str:
+        """The stage of the phase in the trace."""
+        return f"phase {self.number}: {self.name}"
+
+    @abstractmethod
+    def step(self, state: PhaseState) -> Step:
+        """The state after this phase. The given state is left unchanged."""
