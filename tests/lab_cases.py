@@ -15,7 +15,7 @@ def made_up(name, measured, size="quick", **changes):
 def judged(name, measured, size="quick", **changes):
     """The verdict on made-up measurements: its outcome and the statements that do not hold."""
     results = made_up(name, measured, size, **changes)
-    verdict = known()[name].verdict(results, planned=len(results))
+    verdict = known()[name].verdict(results)
     return verdict.outcome, [check.statement for check in verdict.checks if not check.holds]
 
 
@@ -23,7 +23,7 @@ def measured(name, size="quick", **changes):
     """The claim measured with some of its settings changed; its verdict and figure are made too."""
     claim = known()[name]
     results = _results(claim, claim.measure, size, changes)
-    verdict = claim.verdict(results, planned=len(results))
+    verdict = claim.verdict(results)
     assert verdict.checks or verdict.why
     assert figures.render(claim, results).startswith(b"<?xml")
     return results

@@ -28,7 +28,7 @@ def fakes(monkeypatch, tmp_path):
 
 
 def records(store="onelayer-lab.sqlite"):
-    return Store(Path(store)).records()
+    return Store(Path(store)).results()
 
 
 def test_claims_are_listed_with_their_cells():
@@ -170,7 +170,7 @@ def test_a_figure_that_breaks_costs_no_other(tmp_path):
 
 
 def test_a_report_of_nothing_is_refused(tmp_path):
-    Store(tmp_path / "onelayer-lab.sqlite").give_back()
+    Store(tmp_path / "onelayer-lab.sqlite").release()
     result = run("report")
     assert result.exit_code == 2
     assert "holds no claims: onelayer claims run measures some" in words(result.stderr)

@@ -10,25 +10,18 @@ import pyarrow.parquet
 import pytest
 
 from onelayer.lab import export
+from onelayer.lab.claim import Result
 
 HEADER = ["claim", "seed", "status"]
 FOOTER = ["seconds", "finished", "code", "key", "error"]
 
 
 def cell(parameters=None, measured=None, **more):
-    """A record as the store gives it."""
-    return {
-        "claim": "noise",
-        "key": "00ff",
-        "status": "done",
-        "code": "c0de",
-        "seconds": 0.25,
-        "finished": "2026-01-02T03:04:05+00:00",
-        "error": "",
-        "parameters": {"seed": 3} | (parameters or {}),
-        "measured": measured or {},
-        **more,
-    }
+    """A finished cell as the store returns it."""
+    about = {"claim": "noise", "key": "00ff", "code": "c0de", "seconds": 0.25}
+    finished = "2026-01-02T03:04:05+00:00"
+    parameters = {"seed": 3} | (parameters or {})
+    return Result(parameters, measured or {}, **{"finished": finished} | about | more)
 
 
 def rows(path):

@@ -1,15 +1,23 @@
+import base64
+import hashlib
 import html
 import re
 import sys
+import tomllib
 import warnings
 from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from lab.browser import NAMES, Browser, installed
 
 from onelayer.lab import claims, figures, report
-from onelayer.lab.claim import CannotJudge, Check, Claim, Result, Results, grid
-from onelayer.lab.report import Cell, Entry
+from onelayer.lab.claim import CannotJudge, Check, Claim, Result, Verdict, grid
+from onelayer.lab.outcomes import Entry
+from onelayer.lab.report import typeset
 
 ABOUT = {"onelayer": "0.1.0", "machine": "a machine with two cores"}
 ATTACKS = (
@@ -22,6 +30,8 @@ ATTACKS = (
     "&lt;b&gt;owned&#60;/b&#62;",
 )
 LONG = "unbroken" * 60
+# Characters that have a meaning in HTML, and some that do not.
+TEXT = st.text(st.sampled_from("<>&;#'\"`/=!-[]{}_^ \n\tabé"))
 
 
 def judge(results):
@@ -56,19 +66,17 @@ CLAIM = Claim(
 def entry(claim=CLAIM, size="quick", failed=(), missing=(), seconds=1.0, changes=None, **replaced):
     """A claim of which some cells, by number, failed or were not run."""
     claim, changes = replace(claim, **replaced), changes or {}
-    cells, results = [], []
+    cells = []
     for number, parameters in enumerate(claim.cells(claim.settings(size, changes))):
         if number in missing:
-            cells.append(Cell(parameters, "not run"))
+            cells.append(Result(parameters, status="not run"))
         elif number in failed:
-            cells.append(Cell(parameters, "failed", error="ValueError: 1 < 2", seconds=seconds))
+            error = "ValueError: 1 < 2"
+            cells.append(Result(parameters, {}, seconds, "failed", error))
         else:
             measured = claim.measure(**parameters)
-            cells.append(Cell(parameters, "done", measured, "", seconds, "2026-01-02T03:04:05Z"))
-            results.append(Result(parameters, measured, seconds))
-    results = Results(tuple(results))
-    verdict = claim.verdict(results, len(cells), len(failed))
-    return Entry(claim, size, changes, tuple(cells), verdict, results)
+            cells.append(Result(parameters, measured, seconds, finished="2026-01-02T03:04:05Z"))
+    return Entry(claim, size, changes, tuple(cells), claim.verdict(cells))
 
 
 def measuring(**values):
@@ -119,7 +127,102 @@ def page():
     return report.page(several(), ABOUT)
 
 
+class Parsed(HTMLParser):
+    """What a parser finds in HTML: start tags with attributes, and the text."""
+
+    def __init__(self, markup):
+        super().__init__()
+        self.tags, self.text = [], ""
+        self.feed(markup)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+# Text
+
+
+@given(TEXT)
+@example("<b>&amp;</b>'\" x=")
+def test_typeset_text_stays_text(text):
+    found = Parsed(str(typeset(text)))
+    assert [tag for tag, _ in found.tags if tag not in ("sub", "sup")] == []
+    if not found.tags:
+        assert found.text == text
+
+
+@given(TEXT)
+@example("<b>&amp;</b>'\" x=")
+def test_text_in_the_page_stays_text(text):
+    def parsed(value):
+        failed = (Result({"seed": 0}, status="failed", error=value),)
+        named = replace(CLAIM, source=value, prediction=value)
+        shown = Entry(named, value, {}, failed, Verdict("undecided", why=value))
+        return Parsed(report.page([shown], {"name": value}))
+
+    plain, found = parsed("plain"), parsed(text)
+    assert [tag for tag in found.tags if tag[0] not in ("sub", "sup")] == plain.tags
+    for shown in (f"name{text}", f"undecided: {text}", f"Failed: {text}"):
+        assert "".join(shown.split()) in "".join(found.text.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("f_{1,2} and x^{-1}", "f<sub>1,2</sub> and x<sup>-1</sup>"),
+        (
+            "Σ_i w_i, (N+2)^p, <x_0>^q",
+            "Σ<sub>i</sub> w<sub>i</sub>, (N+2)<sup>p</sup>, &lt;x<sub>0</sub>&gt;<sup>q</sup>",
+        ),
+        ("10^6, M^-2.52, w_i².", "10<sup>6</sup>, M<sup>-2.52</sup>, w<sub>i</sub>²."),
+        (
+            "max_steps, a_bc, test_a, {c}, d^O(2), _{e}",
+            "max_steps, a_bc, test_a, {c}, d^O(2), _{e}",
+        ),
+        ("x_{<b>}", "x<sub>&lt;b&gt;</sub>"),
+        ("x_{}", "x<sub></sub>"),
+        ("a_{b", "a_{b"),
+    ],
+)
+def test_indices_are_typeset(text, expected):
+    assert typeset(text) == expected
+
+
+def test_text_that_utf8_cannot_encode_is_escaped():
+    assert b"<dd>a\\udcff</dd>" in report.page([], {"name": "a\udcff"}).encode("utf-8")
+
+
 # The whole
+
+
+def test_policy_allows_the_script_and_style_of_the_page_alone(page):
+    [policy] = [kind["content"] for _, kind in Parsed(page).tags if "Content-Security" in str(kind)]
+    allowed = dict(part.split(" ", 1) for part in policy.split("; "))
+    for tag in ("style", "script"):
+        [content] = re.findall(f"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert allowed.pop(f"{tag}-src") == f"'sha256-{digest}'"
+    assert allowed.pop("img-src") == "data:"
+    assert allowed == dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
+    assert page.index("Content-Security-Policy") < page.index("<style>")
+
+
+def test_page_says_its_language_and_fits_screens(page):
+    assert page.startswith('<!DOCTYPE html>\n<html lang="en">')
+    assert f"<title>{report.TITLE}</title>" in page
+    assert 'name="viewport" content="width=device-width, initial-scale=1"' in page
+
+
+def test_tables_say_what_they_are(page):
+    boxes = [kind for tag, kind in Parsed(page).tags if kind.get("role") == "region"]
+    assert {box["aria-label"] for box in boxes} >= {"All cells", "What the rule asks"}
+    assert {box["tabindex"] for box in boxes} == {"0"}  # they scroll by keyboard
+    heads = [kind for tag, kind in Parsed(page).tags if tag == "th"]
+    assert {head["scope"] for head in heads} == {"col", "row"}
 
 
 def test_the_same_entries_give_the_same_page(page):
@@ -141,7 +244,7 @@ def test_where_all_hold_no_other_is_listed():
 def test_a_page_without_claims_says_so():
     found = report.page([], ABOUT)
     assert "No claim was run yet." in found
-    assert "<main></main>" in found
+    assert re.search(r"<main>\s*</main>", found)
 
 
 def test_overview_has_a_row_for_each_claim(page):
@@ -172,6 +275,17 @@ def test_a_claim_may_come_twice():
     ids = re.findall(r' id="([^"]*)"', report.page([entry(), entry(size="paper")], ABOUT))
     assert len(set(ids)) == len(ids)
     assert {"claim-few-heads", "claim-few-heads-2"} <= set(ids)
+
+
+def test_a_wheel_has_the_templates_and_their_files():
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["onelayer"]
+    package = root / "src" / "onelayer"
+    packed = {path for pattern in patterns for path in package.glob(pattern)}
+    assert {path.suffix for path in packed} >= {".css", ".js", ".j2"}
+    files = {p for p in (package / "lab" / "report").rglob("*") if p.is_file()}
+    assert {p for p in files if p.suffix not in (".py", ".pyc")} <= packed
 
 
 # One claim
@@ -299,7 +413,7 @@ def test_settings_that_look_alike_are_kept_apart():
 def test_a_long_table_of_numbers_is_folded():
     long = entry(changes={"heads": list(range(1, 50))}, judge=refuse)
     assert "<details><summary>Numbers" in report.page([long], ABOUT)
-    assert '<details open=""><summary>Numbers' in report.page([entry()], ABOUT)
+    assert "<details open><summary>Numbers" in report.page([entry()], ABOUT)
 
 
 @pytest.mark.parametrize(
@@ -532,7 +646,7 @@ def test_text_from_anywhere_is_shown_as_text(visit, scripts):
     )
     held = entry(replace(claim, draw=lambda *_: None), "default")
     undecided = entry(replace(claim, draw=fail, judge=doubt), "default")
-    broken = Cell({attack: attack, "seed": 3}, "failed", error=attack, finished=attack)
+    broken = Result({attack: attack, "seed": 3}, {}, 0.0, "failed", attack, finished=attack)
     changed = replace(held, size=attack, changes={attack: attack}, cells=(*held.cells, broken))
     content = report.page([changed, undecided], {attack: attack})
     policy = re.compile("<meta http-equiv=[^>]*>")

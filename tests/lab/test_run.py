@@ -31,7 +31,7 @@ def threads(monkeypatch):
 
 
 def values(store):
-    return {r.parameters["number"]: r.measured.get("value") for r in store.records()}
+    return {r.parameters["number"]: r.measured.get("value") for r in store.results()}
 
 
 def test_cells_are_measured_once_and_told(store, threads):
@@ -41,9 +41,9 @@ def test_cells_are_measured_once_and_told(store, threads):
     assert values(store) == {0: 0, 1: 2, 2: 4, 3: 6}
     assert [progress.done for progress in told] == [0, 1, 2, 3, 4]
     assert (final.done, final.failed, final.total, final.claim) == (4, 0, 4, "double")
-    before = store.records()
+    before = store.results()
     assert run([plan], store, workers=2).done == 4
-    assert store.records() == before
+    assert store.results() == before
     assert store.last_runs() == {"double": ("quick", {})}
 
 
@@ -51,7 +51,7 @@ def test_changed_settings_are_other_cells(store, threads):
     fake = lab_fakes.claim(lab_fakes.double)
     run([Plan(fake, "quick", {"number": [1]})], store)
     run([Plan(fake, "quick", {"number": [1, 5], "seeds": 2})], store)
-    assert sorted(r.measured["value"] for r in store.records()) == [2, 3, 10, 11]
+    assert sorted(r.measured["value"] for r in store.results()) == [2, 3, 10, 11]
 
 
 def test_a_cell_that_two_plans_share_is_one(store, threads):
@@ -64,22 +64,22 @@ def test_a_cell_that_raises_is_kept_with_its_error_and_does_not_stop_others(stor
     plan = Plan(lab_fakes.claim(lab_fakes.falter), "quick")
     final = run([plan], store, workers=2)
     assert (final.done, final.failed) == (3, 1)
-    (failed,) = [r for r in store.records() if r.status == "failed"]
+    (failed,) = [r for r in store.results() if r.status == "failed"]
     assert failed.parameters["number"] == 2
     assert "RuntimeError: two is too much" in failed.error
     assert "in falter" in failed.error
     assert failed.measured == {}
     assert run([plan], store).failed == 1
-    assert [r.key for r in store.records()].count(failed.key) == 1
+    assert [r.key for r in store.results()].count(failed.key) == 1
     again = run([plan], store, retry_failed=True)
-    (retried,) = [r for r in store.records() if r.status == "failed"]
+    (retried,) = [r for r in store.results() if r.status == "failed"]
     assert again.failed == 1
     assert retried.finished >= failed.finished
 
 
 def test_what_is_no_measurement_is_a_failure_that_says_so(store, threads):
     run([Plan(lab_fakes.claim(lab_fakes.immeasurable, number=[0, 1, 2]), "quick")], store)
-    empty, infinite, named = (r.error for r in store.records())
+    empty, infinite, named = (r.error for r in store.results())
     assert "TypeError: measured {}, expected a dictionary of values by name" in empty
     assert "ValueError: measured [1, inf] for value, expected finite numbers" in infinite
     assert "ValueError: measured {} for value, expected finite numbers" in named
@@ -87,7 +87,7 @@ def test_what_is_no_measurement_is_a_failure_that_says_so(store, threads):
 
 def test_a_cell_that_leaves_or_cannot_be_spelled_is_a_failure(store, threads):
     assert run([Plan(lab_fakes.claim(lab_fakes.leave, number=[0, 1]), "quick")], store).failed == 2
-    left, unspelled = (r.error for r in store.records())
+    left, unspelled = (r.error for r in store.results())
     assert "SystemExit: 3" in left
     assert "RuntimeError: no character: \\udcff" in unspelled
 
@@ -124,7 +124,7 @@ def test_no_more_processes_than_cells(store, monkeypatch):
 def test_a_process_that_dies_costs_its_own_cell_only(store):
     final = run([Plan(lab_fakes.claim(lab_fakes.die), "quick")], store, workers=2)
     assert (final.done, final.failed) == (3, 1)
-    (failed,) = [r for r in store.records() if r.status == "failed"]
+    (failed,) = [r for r in store.results() if r.status == "failed"]
     assert failed.parameters["number"] == 2
     assert "The process that measured this cell died" in failed.error
 
@@ -163,7 +163,7 @@ def measured(log):
 
 
 def finished(store):
-    return {r.parameters["number"] for r in store.records()} if store.path.exists() else set()
+    return {r.parameters["number"] for r in store.results()} if store.path.exists() else set()
 
 
 def intact(store):
@@ -267,7 +267,7 @@ def plan():
 def measurements(plan, path, **how):
     store = Store(path)
     run([plan], store, **how)
-    return {r.key: r.measured for r in store.records()}
+    return {r.key: r.measured for r in store.results()}
 
 
 def test_this_process_two_others_and_a_cluster_give_the_same_bits(
@@ -288,7 +288,7 @@ def test_failures_on_a_cluster_are_kept_too(cluster, store):
         cluster=cluster.scheduler_address,
     )
     assert (final.done, final.failed) == (1, 1)
-    assert "heads" in next(r.error for r in store.records() if r.status == "failed")
+    assert "heads" in next(r.error for r in store.results() if r.status == "failed")
 
 
 def test_a_cluster_that_loses_all_workers_is_told(store, monkeypatch):

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from onelayer.lab import store as store_module
-from onelayer.lab.store import Record, Store, key_of, now
+from onelayer.lab.claim import Result
+from onelayer.lab.store import Store, key_of, now
 
 
 @pytest.fixture
@@ -17,8 +18,8 @@ def store(tmp_path):
 
 
 def record(key="a", **changes):
-    made = Record(key, "noise", {"dim": 8, "seed": 0}, "c0de", "done", {"error": 0.1}, "", 1.5,
-                  now(), "here")  # fmt: skip
+    made = Result({"dim": 8, "seed": 0}, {"error": 0.1}, 1.5, "done", "", now(), "here",
+                  "noise", "c0de", key)  # fmt: skip
     return replace(made, **changes)
 
 
@@ -26,14 +27,14 @@ def test_what_is_recorded_comes_back(store):
     kept = [record("a", measured={"x": [1, None, [0.1, "ü"]]}), record("b", status="failed")]
     for one in kept:
         store.record(one)
-    assert store.records() == kept
+    assert store.results() == kept
     assert store.finished(["a", "b", "c"]) == {"a": "done", "b": "failed"}
 
 
 def test_the_first_record_stays(store):
     store.record(record(seconds=1.0))
     store.record(record(seconds=2.0))
-    assert [r.seconds for r in store.records()] == [1.0]
+    assert [r.seconds for r in store.results()] == [1.0]
 
 
 def test_a_key_says_what_is_computed():
@@ -60,7 +61,7 @@ def test_a_cell_is_taken_once_until_it_is_given_back(store, monkeypatch):
     monkeypatch.setattr(store_module, "_owner", lambda: _other_process(os.getppid()))
     assert store.take("a") == "theirs"
     monkeypatch.undo()
-    store.give_back()
+    store.release()
     monkeypatch.setattr(store_module, "_owner", lambda: _other_process(os.getppid()))
     assert store.take("a") == "ours"
 
@@ -102,7 +103,7 @@ def test_a_sign_of_life_keeps_what_was_taken(store, monkeypatch):
     monkeypatch.setattr(store_module, "_owner", lambda: other)
     store.take("a")
     monkeypatch.setattr(time, "time", lambda: start + store_module.SILENCE)
-    store.still_here()
+    store.heartbeat()
     monkeypatch.setattr(store_module, "_owner", lambda: "another 1 1")
     monkeypatch.setattr(time, "time", lambda: start + 1.5 * store_module.SILENCE)
     assert store.take("a") == "theirs"
@@ -130,13 +131,13 @@ def test_the_last_run_of_a_claim_is_remembered(store):
 
 def test_a_file_that_is_not_there_is_not_made_by_reading(store):
     with pytest.raises(FileNotFoundError, match=r"there is no file .*: onelayer claims run makes"):
-        store.records()
+        store.results()
     assert not store.path.exists()
 
 
 def test_a_file_that_a_run_is_about_to_fill_has_nothing_in_it(store):
     store.path.touch()
-    assert (store.records(), store.last_runs(), store.finished(["a"])) == ([], {}, {})
+    assert (store.results(), store.last_runs(), store.finished(["a"])) == ([], {}, {})
     assert store.path.read_bytes() == b""
     store.record(record("a"))
     assert store.finished(["a"]) == {"a": "done"}
@@ -144,7 +145,7 @@ def test_a_file_that_a_run_is_about_to_fill_has_nothing_in_it(store):
 
 def test_another_file_is_refused(store):
     store.path.write_text("not a database, " * 100)
-    for call in (store.records, store.last_runs, lambda: store.take("a")):
+    for call in (store.results, store.last_runs, lambda: store.take("a")):
         with pytest.raises(OSError, match="file is not a database"):
             call()
 
@@ -153,7 +154,7 @@ def test_a_database_of_another_program_is_left_alone(store):
     with sqlite3.connect(store.path) as file:
         file.execute("CREATE TABLE mine (x)")
     file.close()
-    for call in (store.records, lambda: store.record(record())):
+    for call in (store.results, lambda: store.record(record())):
         with pytest.raises(ValueError, match="is no file of measured claims"):
             call()
 
@@ -164,7 +165,7 @@ def test_a_file_of_another_version_is_refused(store):
         file.execute("PRAGMA user_version = 7")
     file.close()
     with pytest.raises(ValueError, match="has tables of version 7, expected version 1"):
-        store.records()
+        store.results()
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):
@@ -177,7 +178,7 @@ def test_a_file_cut_short_is_told_and_never_half_read(store):
         store.record(record(str(i)))
     store.path.write_bytes(store.path.read_bytes()[:20000])
     with pytest.raises(OSError, match="malformed"):
-        store.records()
+        store.results()
 
 
 def test_a_transaction_that_breaks_leaves_nothing(store):
@@ -190,7 +191,7 @@ def test_a_transaction_that_breaks_leaves_nothing(store):
 
     with pytest.raises(OSError, match="syntax error"):
         break_off()
-    assert [r.key for r in store.records()] == ["a"]
+    assert [r.key for r in store.results()] == ["a"]
 
 
 def test_a_file_that_another_program_holds_is_waited_for(store):
@@ -200,7 +201,7 @@ def test_a_file_that_another_program_holds_is_waited_for(store):
     release = threading.Timer(0.5, holder.execute, ["COMMIT"])
     release.start()
     store.record(record("b"))
-    assert [r.key for r in store.records()] == ["a", "b"]
+    assert [r.key for r in store.results()] == ["a", "b"]
     release.join()
     holder.close()
 
@@ -210,7 +211,7 @@ def test_a_file_that_is_held_for_too_long_is_told(store, monkeypatch):
     store.record(record("a"))
     holder = sqlite3.connect(store.path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
-    for call in (store.records, lambda: store.record(record("b"))):
+    for call in (store.results, lambda: store.record(record("b"))):
         with pytest.raises(OSError, match="database is locked"):
             call()
     holder.execute("COMMIT")

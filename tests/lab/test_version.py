@@ -43,8 +43,7 @@ def digest(tmp_path):
     def digest(source):
         file = tmp_path / f"claim{next(made)}.py"
         file.write_text(source)
-        version._tree.cache_clear()
-        return version._digest(list(version._reached(file, "measure")))
+        return version._digest(version._reached(file, "measure"))
 
     return digest
 
@@ -73,46 +72,47 @@ def test_what_changes_a_value_changes_the_version(digest, old, new):
     [
         ("RULE = 0.1", "RULE = 0.2"),
         ('"small"', '"tiny"'),
-        ("What is measured.", "A number."),
         ("a comment", "another"),
-        ("x: int", "x: float"),
-        ("-> Measured", "-> dict"),
         ("LEVEL = 3\n", "LEVEL = 3\nOTHER = 5\n"),
     ],
 )
-def test_rules_figures_and_prose_do_not_change_the_version(digest, old, new):
+def test_rules_figures_and_comments_do_not_change_the_version(digest, old, new):
     assert old in SOURCE
     assert digest(SOURCE) == digest(SOURCE.replace(old, new))
 
 
-def test_files_of_the_lab_count_with_what_they_import(digest, monkeypatch):
-    source = SOURCE.replace("helper(x) +", "learning.reached(x) +")
-    before = digest(source)
-    original = version._plain
-
-    def changed(path):
-        return [*original(path), "more"] if path.name == "seeds.py" else original(path)
-
-    assert digest(source) == before
-    monkeypatch.setattr(version, "_plain", changed)  # learning.py imports it
-    assert digest(source) != before
-
-
-def test_the_numerics_count(monkeypatch):
+def test_the_shared_files_count(monkeypatch):
     measure = known()["expressivity"].measure
     before = code_version(measure)
     assert before == code_version(measure)
-    monkeypatch.setattr(version, "_numerics", lambda: "another")
+    monkeypatch.setattr(version, "_package_digest", lambda: "another")
     assert code_version(measure) != before
 
 
-def test_lab_and_command_line_are_no_numerics(monkeypatch):
-    seen = []
-    monkeypatch.setattr(version, "_plain", lambda path: seen.append(path.as_posix()) or [])
-    version._numerics.__wrapped__()
-    assert any(path.endswith("onelayer/layer.py") for path in seen)
-    assert any(path.endswith("gauss_newton/levenberg_marquardt.py") for path in seen)
-    assert not [path for path in seen if "onelayer/lab/" in path or "onelayer/cli/" in path]
+def test_a_change_of_a_shared_file_changes_the_digest(tmp_path, monkeypatch):
+    def digest():
+        return version._package_digest.__wrapped__()
+
+    monkeypatch.setattr(version, "_PACKAGE", tmp_path)
+    (tmp_path / "lab" / "claims").mkdir(parents=True)
+    shared, claim = tmp_path / "lab" / "seeds.py", tmp_path / "lab" / "claims" / "noise.py"
+    shared.write_text("SEED = 1")
+    claim.write_text("LEVEL = 1")
+    before = digest()
+    claim.write_text("LEVEL = 2")
+    assert digest() == before
+    shared.write_text("SEED = 2")
+    assert digest() != before
+
+
+def test_helpers_are_shared_but_claims_and_machinery_are_not():
+    shared = ["layer.py", "recovery/api.py", "lab/seeds.py", "lab/new.py", "lab/claims/_more.py"]
+    others = ["cli/lab.py", "lab/report/__init__.py", "lab/claims/noise.py", "lab/store.py"]
+    assert all(map(version._is_shared, shared))
+    assert not any(map(version._is_shared, others))
+    for name in others:
+        assert (version._PACKAGE / name).is_file()
+    assert all((version._PACKAGE / f"lab/{name}.py").is_file() for name in version._MACHINERY)
 
 
 def test_constants_behind_helpers_count():

@@ -237,8 +237,8 @@ def export(
     with _plain_errors():
         _check_folder(output)
         wanted = {claim.name for claim in registry.named(names or [])}
-        records = [r for r in Store(store).records() if r.claim in wanted or not names]
-        exporting.write([vars(record) for record in records], output)
+        records = [r for r in Store(store).results() if r.claim in wanted or not names]
+        exporting.write(records, output)
     text = f"Wrote {len(records)} cells to {escape(str(output))}."
     out.print(text, highlight=False, soft_wrap=True)
 
@@ -294,7 +294,7 @@ def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _verdicts(entries: Sequence[reporting.Entry]) -> Table:
+def _verdicts(entries: Sequence[outcomes.Entry]) -> Table:
     table = Table(title="Verdicts", title_justify="left")
     for column in ("claim", "size", "verdict", "checks", "what was measured"):
         table.add_column(column, no_wrap=column != "what was measured")
@@ -311,7 +311,7 @@ def _verdicts(entries: Sequence[reporting.Entry]) -> Table:
     return table
 
 
-def _told(entry: reporting.Entry) -> str:
+def _told(entry: outcomes.Entry) -> str:
     """What is missing, what does not hold, or else the first thing that does."""
     verdict = entry.verdict
     if not verdict.checks:
@@ -320,7 +320,7 @@ def _told(entry: reporting.Entry) -> str:
     return "; ".join(f"{check.statement}: {check.measured}" for check in worst)
 
 
-def _print_verdict(entry: reporting.Entry) -> None:
+def _print_verdict(entry: outcomes.Entry) -> None:
     table = Table(
         title=f"Measured at size {entry.size}: {entry.verdict.outcome}",
         title_justify="left",
@@ -340,7 +340,7 @@ def _print_verdict(entry: reporting.Entry) -> None:
         out.print(f"and {len(errors) - 3} more that failed")
 
 
-def _write_figures(entries: Sequence[reporting.Entry], folder: Path) -> None:
+def _write_figures(entries: Sequence[outcomes.Entry], folder: Path) -> None:
     for entry in entries:
         if not entry.verdict.checks:
             continue

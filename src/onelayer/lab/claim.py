@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -13,27 +14,36 @@ import numpy as np
 if TYPE_CHECKING:  # drawing is optional
     from matplotlib.figure import Figure
 
+Status = Literal["done", "failed", "not run"]
+UNMEASURED: tuple[Status, ...] = ("not run", "failed")
 Size = Literal["quick", "default", "paper"]
 SIZES: tuple[Size, ...] = ("quick", "default", "paper")
 
-_SEEDS = 10_000  # of a claim, at the most
+_MOST_SEEDS = 10_000
 
 Value = bool | int | float | str | None
 Settings = Mapping[str, Value | Sequence[Value]]
-Parameters = Mapping[str, Value]  # of one cell, "seed" among them
-Measured = Mapping[str, Any]  # numbers, text, None for what was not reached, and lists of these
+Parameters = Mapping[str, Value]  # of one cell, with its "seed"
+Measured = Mapping[str, Any]  # numbers, text, None for values that were not reached, lists of these
 
 
 @dataclass(frozen=True)
 class Result:
-    """One cell that was measured."""
+    """What is known of one cell: its parameters and, once it is finished, values or an error."""
 
     parameters: Parameters
-    measured: Measured
+    measured: Measured = field(default_factory=dict)  # empty unless the status is "done"
     seconds: float = 0.0
+    status: Status = "done"
+    error: str = ""  # a traceback, where the status is "failed"
+    finished: str = ""  # ISO 8601, in UTC
+    machine: str = ""
+    claim: str = ""
+    code: str = ""  # the version of the code that measured it
+    key: str = ""
 
     def __getitem__(self, name: str) -> Any:
-        """A measured value or else a parameter, by name."""
+        """A measured value, or else a parameter, by name."""
         return self.measured[name] if name in self.measured else self.parameters[name]
 
 
@@ -58,23 +68,23 @@ class Results:
         return len(self.cells)
 
     def where(self, **values: Value) -> Results:
-        """The cells whose parameters have these values."""
+        """Select the cells whose parameters have these values."""
         wanted = values.items()
         return Results(
             tuple(c for c in self.cells if all(c.parameters.get(k) == v for k, v in wanted))
         )
 
     def of(self, parameter: str) -> list[Any]:
-        """The distinct values of a parameter, in the order of the grid."""
+        """List the distinct values of a parameter, in the order of the grid."""
         return list(dict.fromkeys(cell.parameters[parameter] for cell in self.cells))
 
     def by(self, parameter: str) -> Iterator[tuple[Any, Results]]:
-        """For every value of a parameter, the cells that have it."""
+        """Iterate over the values of a parameter, each with the cells that have it."""
         for value in self.of(parameter):
             yield value, self.where(**{parameter: value})
 
     def numbers(self, name: str, missing: float = math.inf) -> np.ndarray[Any, Any]:
-        """A measured value of every cell, as floats, with `missing` in the place of None."""
+        """Collect a measured value of every cell as floats, with `missing` in place of None."""
         values = [cell.measured[name] for cell in self.cells]
         return np.array([missing if value is None else float(value) for value in values])
 
@@ -89,7 +99,7 @@ class Check:
 
 
 class CannotJudge(Exception):
-    """Raised by a rule whose results do not allow a verdict; the text says what is missing."""
+    """Raised by a rule when the results allow no verdict; the message says what is missing."""
 
 
 Outcome = Literal["holds", "fails", "undecided"]
@@ -98,7 +108,7 @@ Kind = Literal["claim", "conjecture"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """`checks` are the parts of the rule; `why` says what is missing where it is undecided."""
+    """The outcome of a rule, its checks, and what is missing if it is undecided."""
 
     outcome: Outcome
     checks: tuple[Check, ...] = ()
@@ -109,15 +119,28 @@ class Verdict:
 class Claim:
     """A claim of a paper, or a conjecture about what it leaves open, as an experiment.
 
-    `sizes` has settings by size: numbers, text, or lists of them. `cells` makes the parameters of
-    every cell from the settings; `measure` is called with those as keywords, in any process on any
-    machine, and gives the same values for the same parameters. `judge` makes the verdict's parts
-    from the results of all cells, and `draw` the figure. `rule` says in words what `judge` does.
+    Parameters
+    ----------
+    name, title, source, prediction, rule
+        Texts of the report. `source` is the paper, `rule` describes what `judge` does.
+    sizes
+        Settings by size: numbers, text, or lists of them.
+    cells
+        Returns the parameters of every cell for given settings; see `grid`.
+    measure
+        Called with the parameters of a cell as keywords, in any process on any machine. Returns
+        the same values for the same parameters.
+    judge
+        Returns the checks of the verdict for the results of all cells.
+    draw
+        Draws the results into a matplotlib figure.
+    kind
+        "claim" if the paper states it, "conjecture" if it is our own.
     """
 
     name: str
     title: str
-    source: str  # the paper
+    source: str
     prediction: str
     rule: str
     sizes: Mapping[Size, Settings]
@@ -128,7 +151,7 @@ class Claim:
     kind: Kind = "claim"
 
     def settings(self, size: Size, changes: Settings | None = None) -> dict[str, Any]:
-        """The settings of a size with some of them changed."""
+        """Return the settings of a size, with some of them changed."""
         settings, changes = dict(self.sizes[size]), changes or {}
         for name, value in changes.items():
             if name not in settings:
@@ -138,17 +161,19 @@ class Claim:
             settings[name] = _like(value, settings[name], f"{self.name}: {name}")
         return settings
 
-    def verdict(self, results: Results, planned: int, failed: int = 0) -> Verdict:
-        """What the rule says of the results; undecided unless all planned cells are measured."""
-        if len(results) < planned:
-            missing = planned - len(results) - failed
-            parts = [f"{missing} not run"] * (missing > 0) + [f"{failed} failed"] * (failed > 0)
-            return Verdict("undecided", why=f"of {planned} cells {' and '.join(parts)}")
+    def verdict(self, cells: Iterable[Result]) -> Verdict:
+        """Judge the results of all cells; undecided unless all of them are measured."""
+        cells = tuple(cells)
+        results = Results(tuple(cell for cell in cells if cell.status == "done"))
+        if len(results) < len(cells):
+            found = Counter(cell.status for cell in cells)
+            parts = [f"{found[status]} {status}" for status in UNMEASURED if found[status]]
+            return Verdict("undecided", why=f"of {len(cells)} cells {' and '.join(parts)}")
         try:
             checks = tuple(self.judge(results))
         except CannotJudge as reason:
             return Verdict("undecided", why=str(reason))
-        except Exception as error:  # one claim with odd settings must not cost the others
+        except Exception as error:  # unusual settings of one claim must not stop the others
             return Verdict("undecided", why=f"the rule broke: {type(error).__name__}: {error}")
         if not checks:
             return Verdict("undecided", why="the settings leave nothing to compare")
@@ -156,29 +181,29 @@ class Claim:
 
 
 def grid(settings: Settings) -> list[dict[str, Value]]:
-    """All combinations of the settings that are lists; `seeds` is the number of seeds from 0 on.
+    """List all combinations of the settings that are lists; `seeds` counts seeds from 0.
 
     >>> grid({"dim": 4, "heads": [1, 2], "seeds": 2})
     [{'dim': 4, 'heads': 1, 'seed': 0}, {'dim': 4, 'heads': 1, 'seed': 1},
      {'dim': 4, 'heads': 2, 'seed': 0}, {'dim': 4, 'heads': 2, 'seed': 1}]
     """
-    choices: dict[str, list[Any]] = {}
+    choices: dict[str, Sequence[Any]] = {}
     for name, value in settings.items():
         if name == "seeds":
-            choices["seed"] = list(range(_count(value)))
+            choices["seed"] = range(_checked_count(value))
         else:
-            choices[name] = list(value) if isinstance(value, list | tuple) else [value]
+            choices[name] = value if isinstance(value, list | tuple) else [value]
     return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
 
-def _count(seeds: Any) -> int:
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= _SEEDS:
-        raise ValueError(f"seeds is {seeds!r}, expected a whole number from 1 to {_SEEDS}")
+def _checked_count(seeds: Any) -> int:
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= _MOST_SEEDS:
+        raise ValueError(f"seeds is {seeds!r}, expected a whole number from 1 to {_MOST_SEEDS}")
     return seeds
 
 
 def _like(value: Any, known: Any, name: str) -> Any:
-    """The value as a list if the known setting is one, with elements of its kind."""
+    """Convert a value to the type of a known setting: a list if that is one."""
     if isinstance(known, list | tuple):
         values = value if isinstance(value, list | tuple) else [value]
         if not values:

@@ -1,12 +1,12 @@
-"""Export of measured cells as a table, a row a cell: CSV, or Parquet with types.
+"""Export of finished cells as a table, a row each: CSV, or Parquet with types.
 
-Columns are `claim`, `seed` and `status`, then `parameter.<name>` and `measured.<name>` for every
-name that occurs in any cell, then `seconds`, `finished`, `code`, `key` and `error`. What a cell
-does not have is left empty. Parquet keeps lists as lists; in CSV they are JSON.
+The columns are `claim`, `seed` and `status`, then `parameter.<name>` and `measured.<name>` for
+every name that occurs in any cell, then `seconds`, `finished`, `code`, `key` and `error`. Values
+that a cell does not have are empty. Parquet has lists as lists, CSV has them as JSON.
 
-A spreadsheet takes text that begins with =, +, - or @ for a formula and may run it, and text in
-a cell can come from anywhere: an error quotes what upset it. So in CSV such text, never a number,
-gets an apostrophe before it, as spreadsheets mark text themselves. Parquet has it as it is.
+Spreadsheets run text that starts with =, +, - or @ as a formula, and text in a cell can come from
+anywhere: an error quotes its input. In CSV an apostrophe therefore precedes such text, as in the
+spreadsheets themselves. Numbers and Parquet files stay as they are.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from onelayer.io.safetensors_files import write_whole
+from onelayer.lab.claim import Result
 
 _LAST = ("seconds", "finished", "code", "key", "error")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -27,11 +28,10 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 Columns = dict[str, list[Any]]
 
 
-def write(cells: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Write cells to a .csv or .parquet file, in one move once all bytes are on disk.
+def write(cells: Iterable[Result], path: Path) -> None:
+    """Write cells to a .csv or .parquet file, which appears once all bytes are on disk.
 
-    Each has `claim`, `key`, `status`, `code`, `seconds`, `finished`, `error` and the dictionaries
-    `parameters` and `measured`. Without cells there is a header only.
+    Without cells there is a header only.
     """
     formats: dict[str, Callable[[Columns], bytes]] = {".csv": _csv, ".parquet": _parquet}
     suffix = path.suffix.lower()
@@ -42,23 +42,22 @@ def write(cells: Iterable[Mapping[str, Any]], path: Path) -> None:
     write_whole(path, formats[suffix](_columns(list(cells))))
 
 
-def _columns(cells: Sequence[Mapping[str, Any]]) -> Columns:
+def _columns(cells: Sequence[Result]) -> Columns:
     """The values of every column, cell by cell, None where a cell has none."""
-
-    def names(group: str) -> Iterable[str]:
-        return dict.fromkeys(name for cell in cells for name in cell[group])
-
-    def values(group: str, name: str) -> list[Any]:
-        return [cell[group].get(name) for cell in cells]
-
-    return {
-        "claim": [cell["claim"] for cell in cells],
-        "seed": values("parameters", "seed"),
-        "status": [cell["status"] for cell in cells],
-        **{f"parameter.{n}": values("parameters", n) for n in names("parameters") if n != "seed"},
-        **{f"measured.{n}": values("measured", n) for n in names("measured")},
-        **{name: [cell[name] for cell in cells] for name in _LAST},
+    columns: Columns = {
+        "claim": [cell.claim for cell in cells],
+        "seed": [cell.parameters.get("seed") for cell in cells],
+        "status": [cell.status for cell in cells],
     }
+    parameters = [{n: v for n, v in cell.parameters.items() if n != "seed"} for cell in cells]
+    groups: dict[str, Sequence[Mapping[str, Any]]] = {
+        "parameter": parameters,
+        "measured": [cell.measured for cell in cells],
+    }
+    for group, mappings in groups.items():
+        for name in dict.fromkeys(name for mapping in mappings for name in mapping):
+            columns[f"{group}.{name}"] = [mapping.get(name) for mapping in mappings]
+    return columns | {name: [getattr(cell, name) for cell in cells] for name in _LAST}
 
 
 def _csv(columns: Columns) -> bytes:
@@ -71,7 +70,7 @@ def _csv(columns: Columns) -> bytes:
 
 
 def _harmless(value: Any) -> Any:
-    """A number, or text that no spreadsheet takes for a formula."""
+    """Mark text that a spreadsheet would run as a formula."""
     if value is None or isinstance(value, bool | int | float):
         return value
     text = _text(value)
@@ -90,7 +89,7 @@ def _parquet(columns: Columns) -> bytes:
         raise ImportError(
             "Parquet needs pyarrow, which is not installed: pip install 'onelayer[table]'"
         ) from error
-    # Given types, so that these columns have them also where all cells are empty.
+    # Explicit types, so that these columns have them even if all cells are empty.
     types = dict.fromkeys(("claim", "status", *_LAST), pyarrow.string())
     types |= {"seed": pyarrow.int64(), "seconds": pyarrow.float64()}
     arrays = {name: _array(values, types.get(name)) for name, values in columns.items()}
@@ -100,14 +99,14 @@ def _parquet(columns: Columns) -> bytes:
 
 
 def _array(values: list[Any], kind: Any) -> Any:
-    """A column of this type or else of the one that all values have, of text if there is none."""
+    """A column of the given type, or of the type that all values share, or else of text."""
     import pyarrow
 
     kinds = {type(value) for value in values if value is not None}
-    if kinds == {bool} or bool not in kinds:  # Arrow would take True among floats for 1
+    if kinds == {bool} or bool not in kinds:  # Arrow would convert True among floats to 1
         with suppress(pyarrow.ArrowException, OverflowError, UnicodeError):
             return pyarrow.array(values, kind)
     texts = [None if value is None else _text(value) for value in values]
-    # Half a surrogate pair, as in names of files that are no UTF-8, cannot be written.
+    # UTF-8 cannot encode lone surrogates, which file names may contain.
     whole = [text and text.encode("utf-8", "backslashreplace").decode("utf-8") for text in texts]
     return pyarrow.array(whole, pyarrow.string())

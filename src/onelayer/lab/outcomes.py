@@ -1,33 +1,74 @@
-"""From the store to verdicts: what was measured of a claim, judged by its rule."""
+"""From stored measurements to verdicts: one entry a claim, as tables and reports show it."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 
-from onelayer.lab.claim import Claim, Parameters, Result, Results, Verdict
-from onelayer.lab.report import Cell, Entry
+from onelayer.lab.claim import Claim, Result, Results, Settings, Verdict
 from onelayer.lab.run import Plan
-from onelayer.lab.store import Record, Store, now
+from onelayer.lab.store import Store, now
+from onelayer.lab.values import typed
 
 _LIBRARIES = ("onelayer", "numpy", "scipy", "scikit-learn")
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One claim at a size with some settings changed: all of its cells, and its verdict."""
+
+    claim: Claim
+    size: str
+    changes: Settings
+    cells: tuple[Result, ...]
+    verdict: Verdict
+
+    @cached_property
+    def results(self) -> Results:
+        """The cells that were measured."""
+        return Results(tuple(cell for cell in self.cells if cell.status == "done"))
+
+    @property
+    def command(self) -> str:
+        """The shell command that measures the claim again."""
+        sizes = {"quick": ["--quick"], "paper": ["--paper"]}
+        words = ["onelayer", "claims", "run", self.claim.name, *sizes.get(self.size, [])]
+        for name, value in self.changes.items():
+            values = value if isinstance(value, list | tuple) else [value]
+            words += ["--set", f"{name}={','.join(map(typed, values))}"]
+        return shlex.join(words)
+
+    @property
+    def seconds(self) -> float:
+        """The time of all cells together."""
+        return sum(cell.seconds for cell in self.cells)
+
+    @property
+    def findings(self) -> list[str]:
+        """One line for each check, or else the reason why there is no verdict."""
+        checks = self.verdict.checks
+        lines = [f"{'✓' if c.holds else '✗'} {c.statement}: {c.measured}" for c in checks]
+        return lines or [self.verdict.why]
+
+
 def of_plans(store: Store, plans: Sequence[Plan]) -> list[Entry]:
-    """One entry a plan, with what the store has of its cells."""
-    records = {record.key: record for record in store.records()}
-    return [_entry(plan, records) for plan in plans]
+    """Judge what the store has of the cells of each plan."""
+    finished = {result.key: result for result in store.results()}
+    return [_entry(plan, finished) for plan in plans]
 
 
 def of_last_runs(store: Store, claims: Sequence[Claim]) -> list[Entry]:
-    """One entry for each of the claims that was run, as it was run last."""
+    """Judge each of the claims that was run, as it was run last."""
     runs = store.last_runs()
     return of_plans(store, [Plan(c, *runs[c.name]) for c in claims if c.name in runs])
 
 
 def about(store: Store) -> dict[str, str]:
-    """Versions and machine, of the report and of the measurements."""
-    machines = sorted({record.machine for record in store.records()})
+    """Versions and machines of a report and of its measurements."""
+    machines = sorted({result.machine for result in store.results()})
     return {
         "written": now(),
         "measured on": "; ".join(machines),
@@ -36,22 +77,14 @@ def about(store: Store) -> dict[str, str]:
     }
 
 
-def _entry(plan: Plan, records: dict[str, Record]) -> Entry:
+def _entry(plan: Plan, finished: dict[str, Result]) -> Entry:
+    claim, changes = plan.claim, dict(plan.changes)
     try:
-        cells = [_cell(cell.parameters, records.get(cell.key)) for cell in plan.cells]
-    except (ValueError, KeyError) as error:  # settings that an earlier version of the claim had
+        planned = plan.cells
+    except (ValueError, KeyError) as error:  # an earlier version of the claim had other settings
         unknown = Verdict("undecided", why=f"its last run had other settings: {error}")
-        return Entry(plan.claim, plan.size, dict(plan.changes), (), unknown, Results())
-    results = Results(
-        tuple(Result(c.parameters, c.measured, c.seconds) for c in cells if c.status == "done")
+        return Entry(claim, plan.size, changes, (), unknown)
+    cells = tuple(
+        finished.get(cell.key, Result(cell.parameters, status="not run")) for cell in planned
     )
-    failed = sum(cell.status == "failed" for cell in cells)
-    verdict = plan.claim.verdict(results, planned=len(cells), failed=failed)
-    return Entry(plan.claim, plan.size, dict(plan.changes), tuple(cells), verdict, results)
-
-
-def _cell(parameters: Parameters, record: Record | None) -> Cell:
-    if record is None:
-        return Cell(parameters, "not run")
-    found = (record.status, record.measured, record.error, record.seconds, record.finished)
-    return Cell(parameters, *found)
+    return Entry(claim, plan.size, changes, cells, claim.verdict(cells))

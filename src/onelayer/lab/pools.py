@@ -10,55 +10,42 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from importlib.metadata import version
 from threading import Thread
 from typing import Any, Protocol, Self
 
 from onelayer.array import threads
 from onelayer.data import cluster
-from onelayer.lab.claim import Measured, Parameters
-from onelayer.lab.store import Status
+from onelayer.lab.claim import Measured, Parameters, Result, Status
 from onelayer.lab.version import code_version
 
 Measure = Callable[..., Measured]
 
-_PATIENCE = 2  # looks at a cluster without workers: some are started again
-_WATCH = 0.5  # seconds between two looks at whether the parent is alive
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a cell."""
-
-    status: Status
-    measured: Measured
-    error: str
-    seconds: float
-    machine: str
+_EMPTY_CHECKS = 2  # checks in a row that may find no workers: a cluster may be restarting them
+_PARENT_CHECK = 0.5  # seconds between two checks that the parent is alive
 
 
 class Pool(Protocol):
-    """A place for cells: a context, in which they are submitted."""
+    """A context in which cells are measured."""
 
-    places: int  # cells that it measures at the same time
+    places: int  # number of cells at the same time
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *raised: Any) -> None: ...
 
-    def submit(self, measure: Measure, parameters: Parameters, code: str) -> Future[Outcome]:
-        """Measure a cell; the future raises only where the pool itself fails."""
+    def submit(self, measure: Measure, parameters: Parameters, code: str) -> Future[Result]:
+        """Measure a cell. The future raises only if the pool itself fails."""
 
     def restart(self) -> None:
-        """Make the pool whole after a process of it has died."""
+        """Replace the processes after one of them has died."""
 
     def check(self) -> None:
-        """Raise where nothing more is to be expected of the pool."""
+        """Raise if the pool cannot finish any more cells."""
 
 
 class LocalPool:
-    """Processes of this machine. They end with the context, whatever they are at."""
+    """Processes of this machine, which are killed at the end of the context."""
 
     def __init__(self, processes: int) -> None:
         self.places = processes
@@ -71,8 +58,8 @@ class LocalPool:
     def __exit__(self, *raised: object) -> None:
         self._executor.shutdown(wait=True, kill_workers=True)
 
-    def submit(self, measure: Measure, parameters: Parameters, code: str) -> Future[Outcome]:
-        future: Future[Outcome] = self._executor.submit(measured, measure, parameters, code)
+    def submit(self, measure: Measure, parameters: Parameters, code: str) -> Future[Result]:
+        future: Future[Result] = self._executor.submit(measured, measure, parameters, code)
         return future
 
     def restart(self) -> None:
@@ -85,7 +72,7 @@ class LocalPool:
         )
 
     def check(self) -> None:
-        """Nothing: processes that die are told by the futures."""
+        """Do nothing: the futures report processes that die."""
 
 
 class ClusterPool:
@@ -94,36 +81,36 @@ class ClusterPool:
     def __init__(self, address: str) -> None:
         self._client = cluster.connect(address)
         self.places = sum(self._client.nthreads().values())
-        self._deserted = 0  # looks in a row at which there was no worker
+        self._empty = 0  # checks in a row that found no workers
         self._executor: Executor = self._client.get_executor(pure=False)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._executor.shutdown(wait=False)  # cells at work are given up
+        self._executor.shutdown(wait=False)  # running cells are abandoned
         self._client.close()
 
-    def submit(self, measure: Measure, parameters: Parameters, code: str) -> Future[Outcome]:
+    def submit(self, measure: Measure, parameters: Parameters, code: str) -> Future[Result]:
         return self._executor.submit(measured, measure, dict(parameters), code)
 
     def restart(self) -> None:
-        """Nothing: the scheduler sees to its workers."""
+        """Do nothing: the scheduler restarts its workers."""
 
     def check(self) -> None:
-        """Raise if there have been no workers at this look and the two before it."""
-        self._deserted = 0 if self._client.nthreads() else self._deserted + 1
-        if self._deserted > _PATIENCE:
+        """Raise if this check and the two before it found no workers."""
+        self._empty = 0 if self._client.nthreads() else self._empty + 1
+        if self._empty > _EMPTY_CHECKS:
             raise OSError("the cluster has no workers left: what was finished so far is kept")
 
 
-def measured(measure: Measure, parameters: Parameters, code: str) -> Outcome:
-    """Measure a cell, here and now, on one thread: more would change the last bits of a product.
+def measured(measure: Measure, parameters: Parameters, code: str) -> Result:
+    """Measure a cell in this process, on one thread: more would change the last bits of a product.
 
-    A measurement that raises, or gives what is none, is an outcome too. Another version of the code
-    than the caller's is not: its values would be kept under the wrong key.
+    A measurement that raises, or returns something else than values, gives a failed result. If the
+    code here differs from the caller's, this raises, since values would get the wrong key.
     """
-    installed = measure.__module__.startswith("onelayer.")  # other code travels with the cell
+    installed = measure.__module__.startswith("onelayer.")  # other code is sent with the cell
     if installed and code_version(measure) != code:
         raise OSError(
             f"{platform.node()} has another version of {measure.__module__} than the machine that "
@@ -136,18 +123,19 @@ def measured(measure: Measure, parameters: Parameters, code: str) -> Outcome:
     except (Exception, SystemExit):
         values, error = {}, _encodable(traceback.format_exc())
     seconds = time.perf_counter() - started
-    return Outcome("failed" if error else "done", values, error, seconds, machine())
+    status: Status = "failed" if error else "done"
+    return Result(parameters, values, seconds, status, error, machine=machine())
 
 
 def machine() -> str:
-    """This machine, for the record."""
+    """Describe this machine and its libraries."""
     libraries = ", ".join(f"{name} {version(name)}" for name in ("onelayer", "numpy", "scipy"))
     python = f"Python {platform.python_version()}"
     return f"{platform.platform()}, {os.cpu_count()} cores, {python}, {libraries}"
 
 
 def _checked(values: Any) -> dict[str, Any]:
-    """What was measured as it will be read again from the store."""
+    """Refuse values that the store could not return unchanged."""
     if not isinstance(values, Mapping) or not values:
         raise TypeError(f"measured {values!r}, expected a dictionary of values by name")
     for name, value in values.items():
@@ -166,21 +154,20 @@ def _is_plain(value: Any) -> bool:
 
 
 def _encodable(text: str) -> str:
-    """Text that can be stored: names of files may hold what is no character."""
+    """Escape lone surrogates, which file names may contain and UTF-8 cannot encode."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _prepare(parent: int) -> None:
-    """Leave Ctrl-C, which reaches all processes of a terminal, to the parent; and end with it.
+    """Leave Ctrl-C, which reaches all processes of a terminal, to the parent, and exit with it.
 
-    A parent that is killed outright cannot end its processes. Without this they would wait for
-    cells for ever.
+    A parent that is killed cannot end its processes. Without this they would wait forever.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(_WATCH)
+            time.sleep(_PARENT_CHECK)
         os._exit(1)
 
     Thread(target=watch, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Runs: the cells of claims measured, wherever that is, and kept as they are finished."""
+"""Runs: the cells of claims are measured in a pool and stored as they finish."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from onelayer.lab.claim import Claim, Parameters, Settings, Size
-from onelayer.lab.pools import ClusterPool, LocalPool, Outcome, Pool, machine
-from onelayer.lab.store import Record, Store, key_of, now
+from onelayer.lab.claim import Claim, Parameters, Result, Settings, Size
+from onelayer.lab.pools import ClusterPool, LocalPool, Pool, machine
+from onelayer.lab.store import Store, key_of, now
 from onelayer.lab.version import code_version
 
-_HEARTBEAT = 10.0  # seconds between two signs of life: far less than the store's patience
-_LOOK_AGAIN = 0.5  # seconds between two looks at cells that another run is at
+_HEARTBEAT = 10.0  # seconds between two heartbeats: far less than the store's SILENCE
+_RECHECK = 0.5  # seconds between two looks at cells that another run has taken
 _DIED = (
     "The process that measured this cell died: it was killed, crashed, or the machine ran out of "
     "memory."
 )
-_DEATH = Outcome("failed", {}, _DIED, 0.0, machine())
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a claim: what to measure, and the key that says so."""
+    """One cell to measure. The key identifies claim, parameters and version of the code."""
 
     claim: Claim
     parameters: Parameters
@@ -44,7 +43,7 @@ class Plan:
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """Its cells, each once."""
+        """The cells of the claim, each once."""
         claim, code = self.claim, code_version(self.claim.measure)
         parameters = claim.cells(claim.settings(self.size, self.changes))
         found = [Cell(claim, p, code, key_of(claim.name, p, code)) for p in parameters]
@@ -53,7 +52,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: cells that are done, that failed, of all; and the claim of the latest."""
+    """Numbers of cells done, failed and in all, and the claim of the latest cell."""
 
     done: int
     failed: int
@@ -70,12 +69,30 @@ def run(
     retry_failed: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Measure the cells of the plans that are not in the store yet, and put them there.
+    """Measure the cells of the plans that the store does not have, and store them.
 
-    On `workers` processes of this machine, or on the Dask cluster whose scheduler is at the address
-    `cluster`. A cell that raises is kept with its error and counts as finished; `retry_failed` has
-    such cells measured again. Cells that another run on the same file is at are waited for. What
-    was finished before an interruption is in the store, and is not measured again.
+    After an interruption the same call continues. Cells that another run on the same store has
+    taken are waited for. A cell that raises is stored with its error and counts as finished.
+
+    Parameters
+    ----------
+    plans
+        What to measure.
+    store
+        The store.
+    workers
+        Number of processes on this machine.
+    cluster
+        Address of the scheduler of a Dask cluster, to measure there instead.
+    retry_failed
+        Measure again the cells that failed before.
+    progress
+        Called after every cell.
+
+    Returns
+    -------
+    Progress
+        The final numbers of cells.
     """
     cells = list({cell.key: cell for plan in plans for cell in plan.cells}.values())
     for plan in plans:
@@ -85,41 +102,38 @@ def run(
     status = store.finished(cell.key for cell in cells)
     tally = _Tally(len(cells), progress)
     tally.add(*status.values())
-    left = [cell for cell in cells if cell.key not in status]
+    left = deque(cell for cell in cells if cell.key not in status)
     if left:
+        pool: Pool = LocalPool(min(workers, len(left))) if cluster is None else ClusterPool(cluster)
         try:
-            with _pool(workers, cluster, len(left)) as pool:
-                _Session(store, pool, tally, deque(left)).measure()
+            with pool:
+                _Session(store, pool, tally, left).measure()
         finally:
-            store.give_back()
+            store.release()
     return tally.progress
 
 
-def _pool(workers: int, cluster: str | None, cells: int) -> Pool:
-    return LocalPool(min(workers, cells)) if cluster is None else ClusterPool(cluster)
-
-
 class _Tally:
-    """Counts cells, and tells whoever listens."""
+    """Counts cells and reports the counts."""
 
-    def __init__(self, total: int, tell: Callable[[Progress], None] | None) -> None:
+    def __init__(self, total: int, report: Callable[[Progress], None] | None) -> None:
         self.progress = Progress(0, 0, total)
-        self._tell = tell
+        self._report = report
 
     def add(self, *finished: str, claim: str = "") -> None:
         failed = self.progress.failed + finished.count("failed")
         done = self.progress.done + finished.count("done")
         self.progress = Progress(done, failed, self.progress.total, claim)
-        if self._tell is not None:
-            self._tell(self.progress)
+        if self._report is not None:
+            self._report(self.progress)
 
 
 @dataclass
 class _Session:
-    """The cells that are left, those at work, and the pool that they are at work in.
+    """The cells that are left, the cells that are running, and their pool.
 
-    When a process of this machine dies, all cells at work are lost with it. They become suspects,
-    measured one at a time, so that when a process dies again it is known which cell is to blame.
+    When a process of this machine dies, all running cells are lost. They become suspects, which
+    are measured one at a time, so that a second death has one possible cause.
     """
 
     store: Store
@@ -127,8 +141,8 @@ class _Session:
     tally: _Tally
     left: deque[Cell]
     suspects: deque[Cell] = field(default_factory=deque)
-    suspected: set[str] = field(default_factory=set)  # the keys of all that ever were
-    running: dict[Future[Outcome], Cell] = field(default_factory=dict)
+    suspected: set[str] = field(default_factory=set)  # keys of all present and former suspects
+    running: dict[Future[Result], Cell] = field(default_factory=dict)
 
     def measure(self) -> None:
         """Keep the pool busy until no cell is left."""
@@ -140,10 +154,10 @@ class _Session:
             if self.running:
                 self._collect()
             else:
-                time.sleep(_LOOK_AGAIN)  # all that is left is taken by others
+                time.sleep(_RECHECK)  # other runs have taken all that is left
 
     def _fill(self) -> None:
-        """Start cells for all places that are free; what others are at goes to the end."""
+        """Start cells until the pool is full; those that another run has taken come last."""
         for _ in range(len(self.left)):
             if len(self.running) >= self.pool.places:
                 return
@@ -159,16 +173,16 @@ class _Session:
     def _submit(self, cell: Cell) -> None:
         try:
             future = self.pool.submit(cell.claim.measure, cell.parameters, cell.code)
-        except BrokenProcessPool:  # a process died since the last look; this cell never started
+        except BrokenProcessPool:  # a process died in the meantime; this cell never started
             self.left.appendleft(cell)
-            self._survive()
+            self._restart()
         else:
             self.running[future] = cell
 
     def _collect(self) -> None:
-        """Wait for a cell, or until it is time for a sign of life; keep what came of it."""
+        """Wait for a cell or for the next heartbeat, and store what is finished."""
         finished, _ = wait(self.running, timeout=_HEARTBEAT, return_when=FIRST_COMPLETED)
-        self.store.still_here()
+        self.store.heartbeat()
         if not finished:
             self.pool.check()
         if any(future.cancelled() for future in finished):
@@ -176,24 +190,29 @@ class _Session:
         broken = {f for f in finished if isinstance(f.exception(), BrokenProcessPool)}
         for future in finished - broken:
             cell = self.running.pop(future)
-            given_up = type(future.exception()).__name__ == "KilledWorker"  # by Dask, after tries
-            self._keep(cell, _DEATH if given_up else future.result())
+            # Dask gives up on a cell after it has killed several workers.
+            killed = type(future.exception()).__name__ == "KilledWorker"
+            self._store(cell, _death(cell) if killed else future.result())
         if broken:
-            self._survive()
+            self._restart()
 
-    def _survive(self) -> None:
-        """Go on after a process of this machine has died."""
+    def _restart(self) -> None:
+        """Continue after a process of this machine has died."""
         for cell in self.running.values():
             if cell.key in self.suspected:
-                self._keep(cell, _DEATH)
+                self._store(cell, _death(cell))
             else:
                 self.suspects.append(cell)
                 self.suspected.add(cell.key)
         self.running.clear()
         self.pool.restart()
 
-    def _keep(self, cell: Cell, outcome: Outcome) -> None:
-        identity = (cell.key, cell.claim.name, cell.parameters, cell.code)
-        found = (outcome.status, outcome.measured, outcome.error, outcome.seconds)
-        self.store.record(Record(*identity, *found, now(), outcome.machine))
-        self.tally.add(outcome.status, claim=cell.claim.name)
+    def _store(self, cell: Cell, result: Result) -> None:
+        name = cell.claim.name
+        self.store.record(replace(result, claim=name, code=cell.code, key=cell.key, finished=now()))
+        self.tally.add(result.status, claim=name)
+
+
+def _death(cell: Cell) -> Result:
+    """The result of a cell whose process died."""
+    return Result(cell.parameters, status="failed", error=_DIED, machine=machine())

@@ -1,13 +1,13 @@
-"""The store: one SQLite file with every measured cell, safe to kill and safe to share.
+"""The store: one SQLite file with every measured cell, which several runs may share.
 
-A cell is one row, written in one transaction when it is finished, under a key that says what it
-computes: claim, parameters with the seed, version of the code. Its first record stays. Whoever
-measures a cell takes it first, so that two runs on one file share the work. What was taken by
-a process that has died, or has not been heard of for a while, may be taken again.
+A cell is one row, written in one transaction when the cell is finished. Its key is a digest of
+what it computes: claim, parameters with the seed, version of the code. The first record of a key
+stays. A run takes a cell before it measures it, so that two runs on one file share the work. Cells
+of a process that has died, or that has been silent for a while, are free again.
 
-The file is opened for each transaction and closed again: there is nothing to lose between two.
-SQLite's own journal makes each of them whole or nothing, also under kill -9. (Its locks need a file
-system that has them: several machines on one network drive may not.)
+The file is opened for each transaction and closed after it. SQLite's journal makes a transaction
+atomic, even under kill -9. Its locks need a file system that supports them, which some network
+drives do not.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from onelayer.lab.claim import Measured, Parameters, Settings, Size
+from onelayer.lab.claim import Parameters, Result, Settings, Size, Status
 
-SILENCE = 120.0  # seconds after which a process that says nothing has lost what it took
+SILENCE = 120.0  # seconds without a heartbeat after which the cells of a process are free again
 _WAIT = 600.0  # seconds that a transaction waits for others
-_GLANCE = 0.1  # of these at a time in SQLite itself, which is deaf to Ctrl-C
-_APPLICATION = 0x6F6E656C  # "onel": what SQLite keeps to tell one program's files from another's
+_SQLITE_WAIT = 0.1  # seconds of a single wait within SQLite, which ignores Ctrl-C
+_APPLICATION = 0x6F6E656C  # "onel": the application id of the file, as SQLite calls it
 _SCHEMA = 1
+_JSON = ("parameters", "measured")  # columns of cells
 _TABLES = """
 CREATE TABLE cells (
     key TEXT PRIMARY KEY,
@@ -51,27 +52,9 @@ CREATE TABLE runs (
 );
 """
 
-Status = Literal["done", "failed"]
-
-
-@dataclass(frozen=True)
-class Record:
-    """One finished cell as it is in the file."""
-
-    key: str
-    claim: str
-    parameters: Parameters
-    code: str
-    status: Status
-    measured: Measured  # empty where it failed
-    error: str  # empty where it is done
-    seconds: float
-    finished: str  # in UTC
-    machine: str
-
 
 def key_of(claim: str, parameters: Parameters, code: str) -> str:
-    """The key of a cell: a digest of what it computes.
+    """Return the key of a cell, a digest of what it computes.
 
     >>> key_of("noise", {"dim": 8, "seed": 0}, "1") == key_of("noise", {"seed": 0, "dim": 8}, "1")
     True
@@ -81,25 +64,25 @@ def key_of(claim: str, parameters: Parameters, code: str) -> str:
 
 
 def now() -> str:
-    """The time as it is written into records."""
+    """Return the time in UTC, as ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)
 class Store:
-    """The file at `path`; one that does not exist is made by the first transaction."""
+    """The store at `path`. The first transaction creates the file if it does not exist."""
 
     path: Path
 
     def finished(self, keys: Iterable[str]) -> dict[str, Status]:
-        """Those of the keys that are finished, and how."""
+        """Return the status of those keys that are finished."""
         wanted = set(keys)
         with self._reading() as file:
             rows = file.execute("SELECT key, status FROM cells").fetchall()
         return {key: status for key, status in rows if key in wanted}
 
     def take(self, key: str) -> Status | Literal["ours", "theirs"]:
-        """Take a cell to measure it, unless it is finished or another process is at it."""
+        """Take a cell to measure it, unless it is finished or another process has taken it."""
         with self._writing() as file:
             row = file.execute("SELECT status FROM cells WHERE key = ?", [key]).fetchone()
             if row is not None:
@@ -112,60 +95,62 @@ class Store:
             file.execute("INSERT OR REPLACE INTO taken VALUES (?, ?, ?)", entry)
             return "ours"
 
-    def still_here(self) -> None:
-        """Say that this process is still at what it took."""
+    def heartbeat(self) -> None:
+        """Confirm that this process still works on the cells it has taken."""
         with self._writing() as file:
             file.execute("UPDATE taken SET heard = ? WHERE owner = ?", [time.time(), _owner()])
 
-    def give_back(self) -> None:
-        """Let others measure what this process took and did not finish."""
+    def release(self) -> None:
+        """Free the cells that this process has taken and not finished."""
         with self._writing() as file:
             file.execute("DELETE FROM taken WHERE owner = ?", [_owner()])
 
-    def record(self, record: Record) -> None:
-        """Keep a finished cell, unless there is one under its key already."""
-        row = asdict(record)
-        for name in ("parameters", "measured"):
-            row[name] = json.dumps(row[name], allow_nan=False)
+    def record(self, result: Result) -> None:
+        """Keep a finished cell, unless its key has a record already."""
+        row = asdict(result)
+        row |= {name: json.dumps(row[name], allow_nan=False) for name in _JSON}
         columns = ", ".join(row)
         places = ", ".join(f":{name}" for name in row)
         with self._writing() as file:
             file.execute(f"INSERT OR IGNORE INTO cells ({columns}) VALUES ({places})", row)
-            file.execute("DELETE FROM taken WHERE key = ?", [record.key])
+            file.execute("DELETE FROM taken WHERE key = ?", [result.key])
 
     def forget_failed(self, keys: Iterable[str]) -> None:
-        """Forget those of the cells that failed, so that they are measured again."""
+        """Delete those of the cells that failed, so that they are measured again."""
         with self._writing() as file:
             for key in keys:
                 file.execute("DELETE FROM cells WHERE key = ? AND status = 'failed'", [key])
 
-    def records(self) -> list[Record]:
-        """All finished cells, in the order in which they were finished."""
+    def results(self) -> list[Result]:
+        """Return all finished cells, in the order in which they finished."""
         with self._reading() as file:
-            rows = file.execute("SELECT * FROM cells ORDER BY rowid").fetchall()
-        return [_record(row) for row in rows]
+            file.row_factory = sqlite3.Row
+            rows = [dict(row) for row in file.execute("SELECT * FROM cells ORDER BY rowid")]
+        for row in rows:
+            row |= {name: json.loads(row[name]) for name in _JSON}
+        return [Result(**row) for row in rows]
 
     def remember_run(self, claim: str, size: Size, changes: Settings) -> None:
-        """Keep what was asked for last, which is what a report shows."""
+        """Store what was run last of a claim, which is what a report shows."""
         with self._writing() as file:
             entry = [claim, size, json.dumps(dict(changes), sort_keys=True)]
             file.execute("DELETE FROM runs WHERE claim = ?", [claim])
             file.execute("INSERT INTO runs (claim, size, changes) VALUES (?, ?, ?)", entry)
 
     def last_runs(self) -> dict[str, tuple[Size, dict[str, Any]]]:
-        """For every claim that was run, the size and the changed settings of the last run."""
+        """Return the size and the changed settings of the last run of each claim."""
         with self._reading() as file:
             rows = file.execute("SELECT claim, size, changes FROM runs").fetchall()
         return {claim: (size, json.loads(changes)) for claim, size, changes in rows}
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction."""
+        """Run one transaction."""
         with self._open(f"{self.path.resolve().as_uri()}?mode=rwc") as file:
-            _patiently(file, "BEGIN IMMEDIATE")
+            _execute_when_free(file, "BEGIN IMMEDIATE")
             _check(file, self.path, create=True)
             yield file
-            _patiently(file, "COMMIT")
+            _execute_when_free(file, "COMMIT")
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -173,14 +158,14 @@ class Store:
             raise FileNotFoundError(f"there is no file {self.path}: onelayer claims run makes one")
         with self._open(f"{self.path.resolve().as_uri()}?mode=rw") as file:
             file.execute("BEGIN")
-            _patiently(file, "SELECT count(*) FROM sqlite_master")  # from here on nobody writes
+            _execute_when_free(file, "SELECT count(*) FROM sqlite_master")  # takes the read lock
             _check(file, self.path, create=False)
             yield file
 
     @contextmanager
     def _open(self, address: str) -> Iterator[sqlite3.Connection]:
         try:
-            file = sqlite3.connect(address, timeout=_GLANCE, isolation_level=None, uri=True)
+            file = sqlite3.connect(address, timeout=_SQLITE_WAIT, isolation_level=None, uri=True)
         except sqlite3.OperationalError as error:
             raise OSError(f"{self.path} cannot be opened: {error}") from error
         try:
@@ -191,8 +176,8 @@ class Store:
             file.close()  # an unfinished transaction is rolled back
 
 
-def _patiently(file: sqlite3.Connection, statement: str) -> None:
-    """Execute a statement as soon as others leave the file free."""
+def _execute_when_free(file: sqlite3.Connection, statement: str) -> None:
+    """Execute a statement once no other process holds the file."""
     deadline = time.monotonic() + _WAIT
     while True:
         try:
@@ -204,10 +189,9 @@ def _patiently(file: sqlite3.Connection, statement: str) -> None:
 
 
 def _check(file: sqlite3.Connection, path: Path, create: bool) -> None:
-    """Make the tables of a new file; refuse one that another program, or another version, made.
+    """Create the tables of a new file; refuse a file of another program or another version.
 
-    To a reader a new file, which a run is about to fill, has tables of its own with nothing in
-    them, that nobody else sees.
+    A reader of a file that is still empty gets empty temporary tables, which only it sees.
     """
     (application,), (schema,) = (
         file.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
@@ -227,18 +211,13 @@ def _check(file: sqlite3.Connection, path: Path, create: bool) -> None:
         raise ValueError(f"{path} has tables of version {schema}, expected version {_SCHEMA}")
 
 
-def _record(row: tuple[Any, ...]) -> Record:
-    key, claim, parameters, code, status, measured, *rest = row
-    return Record(key, claim, json.loads(parameters), code, status, json.loads(measured), *rest)
-
-
 def _owner() -> str:
-    """This process, by names that no other one has."""
+    """A name of this process that no other one has."""
     return f"{socket.gethostname()} {os.getpid()} {_started(os.getpid())}"
 
 
 def _alive(owner: str, heard: float) -> bool:
-    """Whether a process may still be at work; of another machine it is only known when it spoke."""
+    """Whether a process may still be running; for another machine only its heartbeat is known."""
     host, process, started = owner.rsplit(" ", 2)
     if time.time() - heard > SILENCE:
         return False
@@ -246,16 +225,16 @@ def _alive(owner: str, heard: float) -> bool:
 
 
 def _started(process: int) -> str:
-    """When a process of this machine was started; empty if it is not there.
+    """Start time of a process of this machine, empty if there is no such process.
 
-    Numbers of processes are used again: with its start it is told from an earlier one.
+    Process ids are reused; the start time distinguishes two processes of one id.
     """
     try:
         if Path("/proc/self/stat").exists():
             state, *fields = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
             return "" if state == "Z" else fields[18]
         os.kill(process, 0)
-    except PermissionError:  # it is there, and somebody else's
+    except PermissionError:  # it exists and belongs to another user
         return "?"
     except OSError:
         return ""

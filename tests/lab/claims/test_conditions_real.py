@@ -58,7 +58,7 @@ def test_a_bias_is_told():
 
 def test_without_pretrained_layers_there_is_no_verdict():
     results = lab_cases.made_up(NAME, good, source=["random"])
-    verdict = known()[NAME].verdict(results, planned=len(results))
+    verdict = known()[NAME].verdict(results)
     assert (verdict.outcome, verdict.why) == (
         "undecided",
         "there are no pretrained layers among the results",

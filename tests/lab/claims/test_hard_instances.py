@@ -80,7 +80,7 @@ def test_every_part_of_the_rule_can_fail(measure, statement):
 )
 def test_without_anything_to_compare_there_is_no_verdict(changes, why):
     results = made_up(NAME, predicted, **GRID | changes)
-    verdict = known()[NAME].verdict(results, planned=len(results))
+    verdict = known()[NAME].verdict(results)
     assert (verdict.outcome, verdict.why) == ("undecided", why)
 
 

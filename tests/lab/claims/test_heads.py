@@ -74,7 +74,7 @@ def test_a_gap_between_numbers_of_heads_counts_as_several_heads():
 def test_without_growth_there_is_no_verdict(changes, lost, why):
     measure = changed(lambda **_: {"examples": None}, **lost) if lost else predicted
     results = made_up(NAME, measure, **changes)
-    verdict = known()[NAME].verdict(results, planned=len(results))
+    verdict = known()[NAME].verdict(results)
     assert (verdict.outcome, verdict.why) == ("undecided", why)
 
 

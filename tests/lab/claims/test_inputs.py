@@ -61,7 +61,7 @@ def test_few_examples_may_fail_if_they_say_so():
 @pytest.mark.parametrize("kinds", [["boolean"], ["gaussian", "sphere"]])
 def test_without_two_kinds_there_is_no_verdict(kinds):
     results = made_up(NAME, predicted, kind=kinds)
-    verdict = known()[NAME].verdict(results, planned=len(results))
+    verdict = known()[NAME].verdict(results)
     assert verdict.outcome == "undecided"
     assert verdict.why.startswith("inputs of another kind are compared with boolean ones")
 

@@ -72,7 +72,7 @@ def test_every_part_of_the_rule_can_fail(measure, statement):
 )
 def test_without_anything_to_compare_there_is_no_verdict(changes, why):
     results = made_up(NAME, predicted, **changes)
-    verdict = known()[NAME].verdict(results, planned=len(results))
+    verdict = known()[NAME].verdict(results)
     assert verdict.outcome == "undecided"
     assert verdict.why.startswith(why)
 

@@ -83,7 +83,7 @@ def test_every_part_of_the_rule_can_fail(measured, statement):
 def test_without_anything_to_compare_there_is_no_verdict(structures, lost, why):
     measured = changed({"needed": None}, **lost) if lost else predicted
     results = lab_cases.made_up(NAME, measured, structure=structures)
-    verdict = known()[NAME].verdict(results, planned=len(results))
+    verdict = known()[NAME].verdict(results)
     assert (verdict.outcome, verdict.why) == ("undecided", why)
 
 

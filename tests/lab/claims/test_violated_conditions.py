@@ -131,7 +131,7 @@ def test_a_wrong_claim_is_told_with_its_step():
 )
 def test_results_that_allow_no_verdict(measured, changes, why):
     results = lab_cases.made_up(NAME, measured, **CHANGES | changes)
-    verdict = known()[NAME].verdict(results, planned=len(results))
+    verdict = known()[NAME].verdict(results)
     assert (verdict.outcome, verdict.why) == ("undecided", why)
 
 
