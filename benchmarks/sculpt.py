@@ -34,7 +34,7 @@ from rich.table import Table
 
 import onelayer as ol
 from onelayer.lab.phase_reports import phase_reports
-from onelayer.lab.recovering import CLAIMED, NEAR, score_factor, worst_head
+from onelayer.lab.recovery_setup import CLAIMED, NEAR, score_factor, worst_head
 
 Size = tuple[int, int, int, int]
 SIZES: list[Size] = [

@@ -19,7 +19,7 @@ import numpy as np
 
 import onelayer as ol
 from onelayer.lab import figures, outcomes, report
-from onelayer.lab.claim import Check, Claim, Measured, Results, grid
+from onelayer.lab.claim import Check, Claim, Measured, Results
 from onelayer.lab.run import Plan, run
 from onelayer.lab.seeds import generator
 from onelayer.lab.store import Store
@@ -68,7 +68,6 @@ CLAIM = Claim(
     prediction="The error on the average of |<β, x_i>| falls as n^-0.5 or faster.",
     rule=f"The exponent in n, fitted to the median errors at all sizes, is at most {RATE}.",
     sizes={"quick": {**SETTINGS, "largest": 1024}, "default": SETTINGS, "paper": SETTINGS},
-    cells=grid,
     measure=measure,
     judge=judge,
     draw=draw,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from onelayer.lab import claims, learning, recovering
-from onelayer.lab.claim import SIZES
+from onelayer.lab import claims
+from onelayer.lab.claim import FIRST_PAPER, SECOND_PAPER, SIZES
 
 KNOWN = claims.known()
 
@@ -25,7 +25,7 @@ def test_a_claim_has_the_name_of_its_file_and_a_test_of_its_own(claim):
 
 
 def test_a_claim_says_what_it_is_about(claim):
-    assert claim.source in (learning.FIRST_PAPER, recovering.SECOND_PAPER)
+    assert claim.source in (FIRST_PAPER, SECOND_PAPER)
     assert 10 < len(claim.title) < 100
     for text in (claim.prediction, claim.rule):
         assert len(text) > 60

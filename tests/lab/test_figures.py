@@ -132,3 +132,18 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'onelayer\[plot\]'"):
         rendered()
+
+
+def test_what_was_not_reached_is_drawn_at_the_largest_size():
+    sizes = {2: 20.0, 8: 50.0, 32: None}
+    cells = [
+        Result({"model": "rfmlp", "keys": keys, "examples": 64, "seed": 0}, {"f": size})
+        for keys, size in sizes.items()
+    ]
+    axes = Figure().subplots()
+    figures.examples_needed(axes, Results(tuple(cells)), "f")
+    curve, beyond = axes.get_lines()
+    assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([2, 8], [20, 50])
+    assert (list(beyond.get_xdata()), list(beyond.get_ydata())) == ([32], [64])
+    assert curve.get_label() == "RFMLP"
+    assert beyond.get_label() == "RFMLP: more than this"

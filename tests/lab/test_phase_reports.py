@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 
 from onelayer import AttentionLayer, inputs, recover
-from onelayer.lab import recovering
+from onelayer.lab import recovery_setup
 from onelayer.lab.phase_reports import phase_reports
 
 
 def test_the_phases_are_those_of_recover():
-    layer, X, Y = recovering.instance(1, 7, 2, 4000, seed=0)
+    layer, X, Y = recovery_setup.instance(1, 7, 2, 4000, seed=0)
     seen = phase_reports(X, Y, layer, seed=5)
     found = recover(X, Y, heads=1, method="sculpt", seed=5, polish=False)
     assert [(w.number, w.measured, w.examples) for w in seen] == [
@@ -19,7 +19,7 @@ def test_the_phases_are_those_of_recover():
 
 
 def test_errors_do_not_depend_on_the_units_of_inputs_and_outputs():
-    layer, X, Y = recovering.instance(1, 7, 2, 4000, seed=0)
+    layer, X, Y = recovery_setup.instance(1, 7, 2, 4000, seed=0)
     stretch = np.diag(np.linspace(0.5, 2.0, 7)) + 0.1
     inverse = np.linalg.inv(stretch)
     # Tokens X A have the same outputs under A⁻¹ Θ A⁻ᵀ and A⁻¹ W.
@@ -33,14 +33,14 @@ def test_errors_do_not_depend_on_the_units_of_inputs_and_outputs():
 
 
 def test_the_hull_of_one_head_is_the_head():
-    layer, X, Y = recovering.instance(1, 7, 2, 4000, seed=1)
+    layer, X, Y = recovery_setup.instance(1, 7, 2, 4000, seed=1)
     seen = {w.number: w for w in phase_reports(X, Y, layer, seed=5)}
     head = seen[6].heads.distance(layer).attention[0]
     assert seen[5].true == pytest.approx(head, rel=0.1)
 
 
 def test_a_phase_that_refuses_is_the_last():
-    layer, X, Y = recovering.instance(2, 6, 2, 60, seed=0)
+    layer, X, Y = recovery_setup.instance(2, 6, 2, 60, seed=0)
     *_, last = phase_reports(X, Y, layer, seed=0)
     assert last.true == np.inf
     assert last.refusal == recover(X, Y, 2, method="sculpt", seed=0).reason.name.lower()

@@ -12,7 +12,7 @@ SOURCE = '''
 import math as numbers
 from math import sin as wave
 from onelayer.lab.seeds import generator
-from onelayer.lab import learning
+from onelayer.lab import learning_setup
 from onelayer.lab.claim import Check, Measured
 
 LEVEL = 3
@@ -31,7 +31,7 @@ def measure(x: int, seed: int) -> Measured:
 
 
 def judge(results):
-    return [Check("small", "", learning.reached(RULE) < 1)]
+    return [Check("small", "", learning_setup.sizes_up_to(RULE) < 1)]
 '''
 
 

@@ -19,6 +19,7 @@ UNMEASURED: tuple[Status, ...] = ("not run", "failed")
 Size = Literal["quick", "default", "paper"]
 SIZES: tuple[Size, ...] = ("quick", "default", "paper")
 
+FIRST_PAPER, SECOND_PAPER = "arXiv 2307.11353", "arXiv 2402.04084"  # sources of claims
 _MOST_SEEDS = 10_000
 
 Value = bool | int | float | str | None
@@ -55,7 +56,7 @@ class Results:
     >>> results = Results(tuple(Result(c, {"error": c["seed"] + 1 / c["heads"]}) for c in cells))
     >>> results.of("heads"), results.where(heads=2).numbers("error")
     ([1, 2], array([0.5, 1.5]))
-    >>> {heads: float(np.median(part.numbers("error"))) for heads, part in results.by("heads")}
+    >>> results.medians("error", by="heads")
     {1: 1.5, 2: 1.0}
     """
 
@@ -88,6 +89,14 @@ class Results:
         values = [cell.measured[name] for cell in self.cells]
         return np.array([missing if value is None else float(value) for value in values])
 
+    def median(self, name: str) -> float:
+        """The median of a measured value; infinite if most cells did not reach one."""
+        return float(np.median(self.numbers(name)))
+
+    def medians(self, name: str, by: str) -> dict[Any, float]:
+        """The median of a measured value for every value of a parameter."""
+        return {value: part.median(name) for value, part in self.by(by)}
+
 
 @dataclass(frozen=True)
 class Check:
@@ -113,6 +122,42 @@ class Verdict:
     outcome: Outcome
     checks: tuple[Check, ...] = ()
     why: str = ""
+
+
+def grid(settings: Settings) -> list[dict[str, Value]]:
+    """List all combinations of the settings that are lists; `seeds` counts seeds from 0.
+
+    >>> grid({"dim": 4, "heads": [1, 2], "seeds": 2})
+    [{'dim': 4, 'heads': 1, 'seed': 0}, {'dim': 4, 'heads': 1, 'seed': 1},
+     {'dim': 4, 'heads': 2, 'seed': 0}, {'dim': 4, 'heads': 2, 'seed': 1}]
+    """
+    choices: dict[str, Sequence[Any]] = {}
+    for name, value in settings.items():
+        if name == "seeds":
+            choices["seed"] = range(_checked_count(value))
+        else:
+            choices[name] = value if isinstance(value, list | tuple) else [value]
+    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+
+
+def _checked_count(seeds: Any) -> int:
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= _MOST_SEEDS:
+        raise ValueError(f"seeds is {seeds!r}, expected a whole number from 1 to {_MOST_SEEDS}")
+    return seeds
+
+
+def by_size(**settings: Any) -> dict[Size, dict[str, Any]]:
+    """The settings of all sizes: a tuple has one value for each of quick, default and paper.
+
+    A list is one setting with several values, of which `grid` makes all combinations.
+
+    >>> by_size(model=["rfa", "brfa"], dim=(4, 8, 16), seeds=(1, 3, 3))["default"]
+    {'model': ['rfa', 'brfa'], 'dim': 8, 'seeds': 3}
+    """
+    return {
+        size: {k: v[i] if isinstance(v, tuple) else v for k, v in settings.items()}
+        for i, size in enumerate(SIZES)
+    }
 
 
 @dataclass(frozen=True)
@@ -144,10 +189,10 @@ class Claim:
     prediction: str
     rule: str
     sizes: Mapping[Size, Settings]
-    cells: Callable[[Settings], Iterable[Parameters]] = field(repr=False)
     measure: Callable[..., Measured] = field(repr=False)
     judge: Callable[[Results], list[Check]] = field(repr=False)
     draw: Callable[[Results, Figure], None] = field(repr=False)
+    cells: Callable[[Settings], Iterable[Parameters]] = field(default=grid, repr=False)
     kind: Kind = "claim"
 
     def settings(self, size: Size, changes: Settings | None = None) -> dict[str, Any]:
@@ -178,28 +223,6 @@ class Claim:
         if not checks:
             return Verdict("undecided", why="the settings leave nothing to compare")
         return Verdict("holds" if all(check.holds for check in checks) else "fails", checks)
-
-
-def grid(settings: Settings) -> list[dict[str, Value]]:
-    """List all combinations of the settings that are lists; `seeds` counts seeds from 0.
-
-    >>> grid({"dim": 4, "heads": [1, 2], "seeds": 2})
-    [{'dim': 4, 'heads': 1, 'seed': 0}, {'dim': 4, 'heads': 1, 'seed': 1},
-     {'dim': 4, 'heads': 2, 'seed': 0}, {'dim': 4, 'heads': 2, 'seed': 1}]
-    """
-    choices: dict[str, Sequence[Any]] = {}
-    for name, value in settings.items():
-        if name == "seeds":
-            choices["seed"] = range(_checked_count(value))
-        else:
-            choices[name] = value if isinstance(value, list | tuple) else [value]
-    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
-
-
-def _checked_count(seeds: Any) -> int:
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= _MOST_SEEDS:
-        raise ValueError(f"seeds is {seeds!r}, expected a whole number from 1 to {_MOST_SEEDS}")
-    return seeds
 
 
 def _like(value: Any, known: Any, name: str) -> Any:

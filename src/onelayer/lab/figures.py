@@ -18,6 +18,14 @@ from onelayer.lab.claim import Claim, Results
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
+else:  # matplotlib is optional: claims take their annotations from here
+    Axes = Figure = SubFigure = Any
+
+__all__ = [
+    "COLOURS", "FORMATS", "Axes", "Figure", "SubFigure", "curve", "curves", "drawn",
+    "examples_needed", "heat_maps", "legend_below", "level", "log_ticks", "predicted", "render",
+    "style", "tick_examples",
+]  # fmt: skip
 
 # Colours that stay apart for all kinds of colour vision, and in grey (Okabe and Ito).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -73,11 +81,69 @@ def curve(
         axes.vlines(at, low, high, color=colour, alpha=0.5, linewidth=1)
 
 
+def curves(
+    axes: Axes,
+    results: Results,
+    x: str,
+    y: str,
+    by: str,
+    label: Callable[[Any], str] = str,
+    first: int = 0,
+) -> None:
+    """One curve for every value of the parameter `by`, numbered from `first`."""
+    for number, (value, part) in enumerate(results.by(by), first):
+        curve(axes, part, x, y, label(value), number)
+
+
 def predicted(
     axes: Axes, x: Sequence[float], y: Sequence[float], label: str = "predicted", number: int = -1
 ) -> None:
     """A prediction: dashed, black unless `number` chooses the colour of a measured curve."""
     axes.plot(x, y, color=style(number)[0], linestyle="--", linewidth=1, label=label)
+
+
+def level(axes: Axes, x: Sequence[float], value: float, label: str, number: int = -1) -> None:
+    """A prediction that is the same for all x."""
+    predicted(axes, x, [value] * len(x), label, number)
+
+
+def log_ticks(axes: Axes, values: Sequence[float], most: int = 5) -> None:
+    """A logarithmic x axis with ticks at the measured values, thinned to at most `most`."""
+    chosen = sorted(values)[:: -(-len(values) // most)]
+    axes.set_xscale("log")
+    axes.set_xticks(chosen, [f"{value:g}" for value in chosen])
+    axes.set_xticks([], minor=True)
+
+
+def tick_examples(axes: Axes, examples: Sequence[int]) -> None:
+    """Ticks at the numbers of examples that were measured."""
+    axes.set_xticks(examples, [f"{n // 1000}k" if n >= 10_000 else str(n) for n in examples])
+    axes.set_xticks([], minor=True)
+
+
+def legend_below(figure: Figure, axes: Axes, ncols: int | None = None) -> None:
+    """One legend for the whole figure, with the labels of these axes, in one row by default."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=ncols or len(labels))
+
+
+def examples_needed(axes: Axes, results: Results, target: str) -> None:
+    """The examples that every model needs for a target, against the number of keys.
+
+    An open triangle at the largest size says that it was not enough, in the median.
+    """
+    for number, (model, part) in enumerate(results.by("model")):
+        curve(axes, part, "keys", target, model.upper(), number)
+        beyond = [n for n, size in part.medians(target, by="keys").items() if size == np.inf]
+        if beyond:
+            largest, label = (
+                [part.of("examples")[0]] * len(beyond),
+                f"{model.upper()}: more than this",
+            )
+            axes.plot(beyond, largest, "^", color=COLOURS[number], fillstyle="none", label=label)
+    axes.set(xscale="log", yscale="log", xlabel="keys $N$", ylabel="examples needed")
+    axes.set_xticks(results.of("keys"), [str(keys) for keys in results.of("keys")])
+    axes.minorticks_off()
 
 
 def heat_maps(

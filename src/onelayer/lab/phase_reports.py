@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from onelayer.inputs import Seed
-from onelayer.lab.recovering import worst_head
+from onelayer.lab.recovery_setup import worst_head
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import validation
 from onelayer.recovery.phases import affine_hull, driver

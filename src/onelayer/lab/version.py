@@ -24,10 +24,13 @@ _PACKAGE = Path(onelayer.__file__).parent
 # Files that cannot change the value of a cell. A new file counts unless it is named here.
 _MACHINERY = (
     "claim",
+    "condition_margins",
     "export",
     "figures",
+    "grids",
     "outcomes",
     "pools",
+    "rules",
     "run",
     "store",
     "values",

@@ -3,7 +3,7 @@ from lab_cases import judged, measured
 
 from onelayer import inputs
 from onelayer.features.estimators import RandomFeatureAttention
-from onelayer.lab import learning
+from onelayer.lab import learning_setup
 from onelayer.lab.claims.bias import LINEAR, WEIGHTED
 from onelayer.lab.seeds import generator
 from onelayer.theory.targets import correlation_weighted
@@ -72,11 +72,11 @@ def test_cannot_judge_one_model():
 
 def test_measures_learning_curves():
     results = measured(NAME, dim=3, keys=2, heads=30, examples=100, seeds=1)
-    X = inputs.sphere(100 + learning.TEST_EXAMPLES, 3, 3, generator(0, "inputs"))
+    X = inputs.sphere(100 + learning_setup.TEST_EXAMPLES, 3, 3, generator(0, "inputs"))
     y = correlation_weighted(2, 3)(X)
     for cell, bias in zip(results, (0.0, 1.0), strict=True):
         assert cell["sizes"] == [64, 100]
         drawn = generator(0, "model")
-        fitted = RandomFeatureAttention(30, bias=bias, random_state=drawn, **learning.PAPER)
+        fitted = RandomFeatureAttention(30, bias=bias, random_state=drawn, **learning_setup.PAPER)
         score = fitted.fit(X[:100], y[:100]).score(X[100:], y[100:])
         assert cell["f_{2,2}"][-1] == pytest.approx(1 - score, rel=1e-6)

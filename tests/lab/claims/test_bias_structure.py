@@ -4,7 +4,7 @@ from lab_cases import judged, measured
 
 from onelayer import inputs
 from onelayer.features.estimators import RandomFeatureAttention
-from onelayer.lab import learning
+from onelayer.lab import learning_setup
 from onelayer.lab.seeds import generator
 from onelayer.theory import targets
 
@@ -84,7 +84,9 @@ def direct(bias):
     y = targets.correlation_weighted(1, 3)(X)
     centre = np.zeros((4, 4))
     centre[:3, :3] = bias
-    model = RandomFeatureAttention(20, centre, random_state=generator(0, "model"), **learning.PAPER)
+    model = RandomFeatureAttention(
+        20, centre, random_state=generator(0, "model"), **learning_setup.PAPER
+    )
     left = y[60:] - model.fit(X[:60], y[:60]).predict(X[60:])
     return np.mean(left**2) / np.var(y[60:])
 

@@ -3,12 +3,12 @@ import numpy as np
 import pytest
 
 from onelayer import AttentionLayer, conditions
-from onelayer.lab import margins
+from onelayer.lab import condition_margins
 from onelayer.lab.claims import known
 from onelayer.lab.seeds import generator
 
 NAME = "conditions-random"
-NAMES = [name for names in margins.GROUPS.values() for name in names]
+NAMES = [name for names in condition_margins.GROUPS.values() for name in names]
 
 
 def generic(shape, **parameters):

@@ -8,11 +8,11 @@ import safetensors.numpy
 
 from onelayer import AttentionLayer
 from onelayer.io import pretrained
-from onelayer.lab import margins
+from onelayer.lab import condition_margins
 from onelayer.lab.claims import conditions_real, known
 
 NAME = "conditions-real"
-NAMES = [name for names in margins.GROUPS.values() for name in names]
+NAMES = [name for names in condition_margins.GROUPS.values() for name in names]
 
 
 def good(source, **parameters):

@@ -3,7 +3,7 @@ from lab_cases import judged, measured
 
 from onelayer import inputs
 from onelayer.features.estimators import RandomFeatureAttention
-from onelayer.lab import learning
+from onelayer.lab import learning_setup
 from onelayer.lab.seeds import generator
 from onelayer.theory import targets
 
@@ -62,7 +62,7 @@ def test_fits_noise_and_is_tested_without():
     y = target(X)
     noise = generator(0, "noise").standard_normal(40) * 0.5 * target.variance(2) ** 0.5
     model = RandomFeatureAttention(
-        3, alpha=1e-9, random_state=generator(0, "model"), **learning.PAPER
+        3, alpha=1e-9, random_state=generator(0, "model"), **learning_setup.PAPER
     )
     left = y[40:] - model.fit(X[:40], y[:40] + noise).predict(X[40:])
     assert cell["error"] == pytest.approx((left**2).mean() / y[40:].var(), rel=1e-6)

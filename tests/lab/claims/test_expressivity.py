@@ -2,7 +2,7 @@ import pytest
 from lab_cases import judged, measured
 
 from onelayer import inputs
-from onelayer.lab import learning
+from onelayer.lab import learning_setup
 from onelayer.lab.claims.expressivity import TARGETS
 from onelayer.lab.seeds import generator
 
@@ -43,9 +43,11 @@ def test_cannot_judge_one_number_of_heads():
 
 def test_measures_the_error_of_a_fit():
     results = measured(NAME, heads=[2, 20], dim=3, keys=2, examples=300, seeds=1)
-    X = inputs.sphere(300 + learning.TEST_EXAMPLES, 3, 3, generator(0, "inputs"))
+    X = inputs.sphere(300 + learning_setup.TEST_EXAMPLES, 3, 3, generator(0, "inputs"))
     for cell in results:
         for name, target in TARGETS.items():
             y = target(3)(X)
-            fitted = learning.model("rfa", cell["heads"], 3, seed=0).fit(X[:300], y[:300])
+            fitted = learning_setup.make_model("rfa", cell["heads"], 3, seed=0).fit(
+                X[:300], y[:300]
+            )
             assert cell[name] == pytest.approx(1 - fitted.score(X[300:], y[300:]), rel=1e-6)

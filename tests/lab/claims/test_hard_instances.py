@@ -5,7 +5,7 @@ from lab_cases import judged, made_up, measured
 from onelayer import inputs, recover
 from onelayer.lab.claims import known
 from onelayer.lab.claims.hard_instances import FRESH, layer_of
-from onelayer.lab.recovering import fewest_examples, worst_head
+from onelayer.lab.recovery_setup import fewest_examples, worst_head
 from onelayer.lab.seeds import generator
 
 NAME = "hard-instances"

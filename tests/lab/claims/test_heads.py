@@ -4,10 +4,10 @@ import pytest
 from lab_cases import judged, made_up, measured
 
 from onelayer import recover
-from onelayer.lab import recovering
+from onelayer.lab import recovery_setup
 from onelayer.lab.claims import known
 from onelayer.lab.claims.heads import MAX_STEPS
-from onelayer.lab.recovering import fewest_examples, worst_head
+from onelayer.lab.recovery_setup import fewest_examples, worst_head
 from onelayer.lab.seeds import generator
 
 NAME = "heads"
@@ -93,7 +93,7 @@ def test_the_examples_needed_are_the_first_that_are_enough():
     assert round(steps) >= 1
     for size, enough in ((round(steps), True), (round(steps) - 1, False)):
         examples = math.ceil(count * math.sqrt(2) ** size)
-        layer, X, Y = recovering.instance(1, 5, 3, examples, seed=0)
+        layer, X, Y = recovery_setup.instance(1, 5, 3, examples, seed=0)
         how = {"method": "refine", "seed": generator(0, "search"), "max_steps": MAX_STEPS}
         assert (worst_head(recover(X, Y, 1, **how).layer, layer) <= 0.05) == enough
         assert (examples == refine["examples"]) == enough

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from lab_cases import judged, made_up, measured
 
-from onelayer.lab import recovering
+from onelayer.lab import recovery_setup
 from onelayer.lab.claims import known
 
 NAME = "inputs"
@@ -68,10 +68,10 @@ def test_without_two_kinds_there_is_no_verdict(kinds):
 
 @pytest.mark.parametrize("kind", ["boolean", "gaussian", "sphere"])
 def test_scores_are_of_one_size_on_inputs_of_every_kind(kind):
-    layer, X, Y = recovering.instance(2, 6, 3, 4000, seed=0, kind=kind)
+    layer, X, Y = recovery_setup.instance(2, 6, 3, 4000, seed=0, kind=kind)
     scores = X @ layer.attention[0] @ np.swapaxes(X, 1, 2)
     between = scores[:, ~np.eye(3, dtype=bool)]  # with another token
-    assert between.std() == pytest.approx(recovering.SCALE, rel=0.1)
+    assert between.std() == pytest.approx(recovery_setup.SCALE, rel=0.1)
     np.testing.assert_array_equal(Y, layer(X))
 
 

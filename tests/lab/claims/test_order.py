@@ -3,8 +3,8 @@ import pytest
 from lab_cases import judged, measured
 
 from onelayer import inputs
-from onelayer.lab import blindness
-from onelayer.lab.blindness import ORDERED
+from onelayer.lab import order_targets
+from onelayer.lab.order_targets import ORDERED
 
 NAME = "order"
 
@@ -12,7 +12,7 @@ NAME = "order"
 def as_predicted(model, examples, keys, dim, **_):
     if model == "rfmlp":
         return dict.fromkeys(ORDERED, 0.05)
-    return {name: 1.05 * blindness.floor(name, dim, keys) for name in ORDERED}
+    return {name: 1.05 * order_targets.floor(name, dim, keys) for name in ORDERED}
 
 
 def test_holds_as_predicted():
@@ -59,12 +59,12 @@ def test_cannot_judge_one_model():
 @pytest.mark.parametrize("name", ORDERED)
 def test_the_floor_is_what_the_mean_over_orders_leaves(name, keys):
     X = inputs.sphere(40_000, keys + 1, 3, seed=0)
-    target = blindness.target(name, 3)
+    target = order_targets.target(name, 3)
     values = target(X)
     turns = [np.concatenate([X[:, :1], np.roll(X[:, 1:], i, axis=1)], axis=1) for i in range(keys)]
     blind = np.mean([target(turned) for turned in turns], axis=0)
     left = np.mean((values - blind) ** 2) / np.var(values)
-    assert blindness.floor(name, 3, keys) == pytest.approx(left, abs=0.02)
+    assert order_targets.floor(name, 3, keys) == pytest.approx(left, abs=0.02)
 
 
 def test_measures_what_each_model_can_see():

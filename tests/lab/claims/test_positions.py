@@ -1,7 +1,7 @@
 import pytest
 from lab_cases import judged, measured
 
-from onelayer.lab import learning
+from onelayer.lab import learning_setup
 from onelayer.theory import targets
 
 NAME = "positions"
@@ -67,7 +67,9 @@ def test_one_hot_positions_see_the_order():
 def test_average_is_the_target_that_needs_no_positions():
     tiny = {"dim": 3, "keys": 2, "heads": 20, "seeds": 1}
     results = measured(NAME, positions="onehot", examples=[50, 100], **tiny)
-    model = learning.model("rfa", 20, 3, 0, positions="onehot")
-    curve = learning.curve(model, [targets.average_power(1, 3)], 2, [100], 0, test_examples=8000)
+    model = learning_setup.make_model("rfa", 20, 3, 0, positions="onehot")
+    curve = learning_setup.learning_curve(
+        model, [targets.average_power(1, 3)], 2, [100], 0, test_examples=8000
+    )
     (cell,) = results.where(examples=100)
     assert cell["average"] == pytest.approx(curve.test_error[0, 0], rel=1e-6)

@@ -4,7 +4,7 @@ from lab_cases import judged, measured
 
 from onelayer import inputs
 from onelayer.features.learning_curves import learning_curve
-from onelayer.lab import learning
+from onelayer.lab import learning_setup
 from onelayer.lab.seeds import generator
 from onelayer.theory import bounds, targets
 
@@ -77,10 +77,10 @@ def test_measures_the_crossing_of_learning_curves():
     assert [cell["examples"] for cell in results] == [64, 90]
     for cell in results:
         n = cell["examples"]
-        X = inputs.sphere(n + learning.TEST_EXAMPLES, 3, 3, generator(0, "inputs"))
+        X = inputs.sphere(n + learning_setup.TEST_EXAMPLES, 3, 3, generator(0, "inputs"))
         y = targets.average_power(1, 3)(X)
-        model = learning.model(cell["model"], 50, 3, seed=0)
-        sizes = learning.sizes_up_to(n, least=4)
+        model = learning_setup.make_model(cell["model"], 50, 3, seed=0)
+        sizes = learning_setup.sizes_up_to(n, least=4)
         curve = learning_curve(model, X[:n], y[:n], X[n:], y[n:], sizes)
         (needed,) = curve.samples_needed(0.1)
         assert np.isfinite(needed)

@@ -3,9 +3,9 @@ import pytest
 from lab_cases import judged, made_up, measured
 
 from onelayer import AttentionLayer, recover
-from onelayer.lab import figures, recovering
+from onelayer.lab import figures, recovery_setup
 from onelayer.lab.claims import known, six_phases
-from onelayer.lab.recovering import worst_head
+from onelayer.lab.recovery_setup import worst_head
 from onelayer.lab.seeds import generator
 
 NAME = "six-phases"
@@ -81,7 +81,7 @@ def test_shapes_are_four_numbers(shape):
 
 def test_phases_are_those_of_recover():
     (cell,) = measured(NAME, shape="1x7x2x4000", seeds=1)
-    layer, X, Y = recovering.instance(1, 7, 2, 4000, seed=0)
+    layer, X, Y = recovery_setup.instance(1, 7, 2, 4000, seed=0)
     how = {"heads": 1, "method": "sculpt", "seed": generator(0, "search"), "polish": False}
     found = recover(X, Y, **how)
     own = {int(row.stage[6]): row.error for row in found.trace}  # the last round of a phase

@@ -2,9 +2,9 @@ import lab_cases
 import pytest
 
 from onelayer import conditions, recover
-from onelayer.lab import layers
+from onelayer.lab import layer_families
 from onelayer.lab.claims import known, violated_conditions
-from onelayer.lab.recovering import worst_head
+from onelayer.lab.recovery_setup import worst_head
 from onelayer.lab.seeds import generator
 
 NAME = "violated-conditions"
@@ -30,9 +30,9 @@ CHANGES = {"family": ["distance", "noise"]}  # of all settings
 
 def predicted(family, step, **parameters):
     """Errors grow as a condition is violated, until a phase refuses."""
-    if step == layers.FAMILIES[family].steps[-1]:
+    if step == layer_families.FAMILIES[family].steps[-1]:
         return REFUSED
-    first = step == layers.FAMILIES[family].steps[0]
+    first = step == layer_families.FAMILIES[family].steps[0]
     return FOUND if first else FOUND | {"violated": ["distance"], "phases error": 0.03}
 
 
@@ -45,7 +45,7 @@ def at(place, family="distance", **changes):
 
     def measured(**parameters):
         found = predicted(**parameters)
-        wanted = layers.FAMILIES[family].thinned(3)[place]
+        wanted = layer_families.FAMILIES[family].thinned(3)[place]
         here = (parameters["family"], parameters["step"]) == (family, wanted)
         return found | changes if here else found
 
@@ -139,13 +139,17 @@ def test_cells_are_the_steps_of_every_family():
     claim = known()[NAME]
     cells = claim.cells(claim.settings("quick", CHANGES | {"steps": 9, "seeds": 2}))
     found = [(cell["family"], cell["step"]) for cell in cells if cell["seed"] == 1]
-    assert found == [(n, s) for n in ("distance", "noise") for s in layers.FAMILIES[n].steps]
+    assert found == [
+        (n, s) for n in ("distance", "noise") for s in layer_families.FAMILIES[n].steps
+    ]
     with pytest.raises(ValueError, match="family is 'none', expected one of distance, opposite"):
         claim.cells(claim.settings("quick", {"family": ["none"]}))
 
 
 def test_a_condition_that_fails_by_rounding_alone_holds():
-    layer, _, _ = layers.instance(layers.FAMILIES["small-scale"], 1.5, 8, 3, 3.0, 1, seed=0)
+    layer, _, _ = layer_families.instance(
+        layer_families.FAMILIES["small-scale"], 1.5, 8, 3, 3.0, 1, seed=0
+    )
     assert conditions(layer)["scale"].measured == pytest.approx(1.5, abs=1e-12)
     assert violated_conditions._violated(layer) == []
 
@@ -162,7 +166,9 @@ def test_a_good_layer_is_found_and_a_flat_one_refused():
     assert flat["refine converged"]
 
     # What is refused is not polished, and asking for it makes no difference.
-    layer, X, Y = layers.instance(layers.FAMILIES["small-scale"], 0.5, 7, 2, 3.0, 4000, seed=0)
+    layer, X, Y = layer_families.instance(
+        layer_families.FAMILIES["small-scale"], 0.5, 7, 2, 3.0, 4000, seed=0
+    )
     found = recover(X, Y, heads=2, method="sculpt", seed=generator(0, "search"))
     assert found.reason.name.lower() == flat["phases reason"] == flat["polished reason"]
     assert worst_head(found.layer, layer) == flat["phases error"] == flat["polished error"]

@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from onelayer.lab import comparing, figures, learning, scaling
-from onelayer.lab.claim import Check, Claim, Measured, Result, Results, grid
+from onelayer.lab import figures, learning_setup, rules
+from onelayer.lab.claim import (
+    FIRST_PAPER,
+    Check,
+    Claim,
+    Measured,
+    Result,
+    Results,
+    by_size,
+)
+from onelayer.lab.figures import Figure
+from onelayer.lab.learning_setup import learning_curve, make_model
 from onelayer.theory import targets
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 HELPS = 0.9  # of the error without a bias: at most this somewhere on the learning curve
 HURTS = 1.1  # of it: not above this with the most examples
-FEWEST = 64  # examples: with fewer nothing but noise is compared
+FEWEST = 64  # examples: with fewer only noise is compared
 LINEAR = "f_{1,1}"  # which has nothing to gain from the bias
 WEIGHTED = {power: f"f_{{2,{power}}}" for power in (1, 2, 3, 4)}
+SETTINGS = by_size(
+    model=["rfa", "brfa"],
+    dim=(6, 8, 16),
+    keys=(6, 8, 16),
+    heads=(300, 800, 1000),
+    examples=(2048, 4096, 8192),
+    seeds=(3, 4, 5),
+)
 
 
 def measure(model: str, dim: int, keys: int, heads: int, examples: int, seed: int) -> Measured:
     """The learning curves of all targets, one size an octave."""
     chosen = [targets.average_power(1, dim)]
     chosen += [targets.correlation_weighted(power, dim) for power in WEIGHTED]
-    sizes = learning.sizes_up_to(examples, least=FEWEST, per_octave=1)
-    curve = learning.curve(learning.model(model, heads, dim, seed), chosen, keys, sizes, seed)
-    errors = {target.name: curve.test_error[:, i].tolist() for i, target in enumerate(chosen)}
-    return {"sizes": sizes, **errors}
+    sizes = learning_setup.sizes_up_to(examples, least=FEWEST, per_octave=1)
+    curve = learning_curve(make_model(model, heads, dim, seed), chosen, keys, sizes, seed)
+    return {"sizes": sizes, **learning_setup.errors_by_target(curve, chosen)}
 
 
 def judge(results: Results) -> list[Check]:
-    comparing.require(results, "model", ["rfa", "brfa"])
+    rules.require(results, "model", ["rfa", "brfa"])
     ratios = _ratios(results)
     most = max(ratios.of("examples"))
-    last = {t: comparing.median(ratios.where(examples=most), t) for t in WEIGHTED.values()}
+    last = {t: ratios.where(examples=most).median(t) for t in WEIGHTED.values()}
     price, cheapest = _best(ratios, LINEAR)
     return [
         *(_helps(ratios, target) for target in WEIGHTED.values()),
@@ -59,19 +71,18 @@ def _helps(ratios: Results, target: str) -> Check:
 
 
 def _best(ratios: Results, target: str) -> tuple[float, int]:
-    """The least ratio over the sample sizes, and where it is."""
-    return min((comparing.median(part, target), n) for n, part in ratios.by("examples"))
+    """The least ratio over the sample sizes, and its size."""
+    return min((ratio, n) for n, ratio in ratios.medians(target, by="examples").items())
 
 
 def _ratios(results: Results) -> Results:
     """The error with the bias over that without, for every target, size and seed."""
-    points = scaling.by_size(results)
+    points = rules.curve_points(results)
     ratios = []
     for biased in points.where(model="brfa"):
-        n, seed = biased["examples"], biased["seed"]
-        (plain,) = points.where(model="rfa", examples=n, seed=seed)
-        relative = {target: biased[target] / plain[target] for target in biased.measured}
-        ratios.append(Result({"examples": n, "seed": seed}, relative))
+        at = {"examples": biased["examples"], "seed": biased["seed"]}
+        (plain,) = points.where(model="rfa", **at)
+        ratios.append(Result(at, {t: biased[t] / plain[t] for t in biased.measured}))
     return Results(tuple(ratios))
 
 
@@ -80,8 +91,7 @@ def draw(results: Results, figure: Figure) -> None:
     ratios = _ratios(results)
     for number, target in enumerate([LINEAR, *WEIGHTED.values()]):
         figures.curve(axes, ratios, "examples", target, f"${target}$", number)
-    sizes = ratios.of("examples")
-    figures.predicted(axes, sizes, [HELPS] * len(sizes), "asked for, somewhere")
+    figures.level(axes, ratios.of("examples"), HELPS, "asked for, somewhere")
     axes.axhline(1.0, color="grey", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlabel="examples $n$", ylabel="error BRFA / error RFA")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -90,7 +100,7 @@ def draw(results: Results, figure: Figure) -> None:
 CLAIM = Claim(
     name="bias",
     title="A bias towards keys like the query helps where keys count by their likeness",
-    source=learning.FIRST_PAPER,
+    source=FIRST_PAPER,
     prediction=(
         "On f_{2,q} = (1/N) Σ_i <x_0, x_i>^q <β, x_i> the bound on attention with an identity as "
         "the bias of its heads (BRFA) does not pay the d^q that the bound without a bias (RFA) "
@@ -103,33 +113,7 @@ CLAIM = Claim(
         f"{HELPS} at some size, and at most {HURTS} at the largest; on f_{{1,1}} above {HELPS} at "
         "every size."
     ),
-    sizes={
-        "quick": {
-            "model": ["rfa", "brfa"],
-            "dim": 6,
-            "keys": 6,
-            "heads": 300,
-            "examples": 2048,
-            "seeds": 3,
-        },
-        "default": {
-            "model": ["rfa", "brfa"],
-            "dim": 8,
-            "keys": 8,
-            "heads": 800,
-            "examples": 4096,
-            "seeds": 4,
-        },
-        "paper": {
-            "model": ["rfa", "brfa"],
-            "dim": 16,
-            "keys": 16,
-            "heads": 1000,
-            "examples": 8192,
-            "seeds": 5,
-        },
-    },
-    cells=grid,
+    sizes=SETTINGS,
     measure=measure,
     judge=judge,
     draw=draw,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from onelayer.lab import comparing, figures, learning
-from onelayer.lab.claim import Check, Claim, Measured, Results, grid
+from onelayer.lab import figures, rules
+from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, by_size
+from onelayer.lab.figures import Figure
+from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.lab.seeds import generator
 from onelayer.theory import targets
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 HELP = 0.8  # of the error without a bias: at most this with the bias that matches
 NO_HELP = 0.95  # of it: at least this with a bias that does not
@@ -21,9 +20,18 @@ NO_HARM = 1.05  # of it: at most this with the bias that matches, with any numbe
 
 Matrix = np.ndarray[Any, Any]
 
-MATCH = {"plain": "identity", "rotated": "rotation"}
+TARGETS = ("plain", "rotated")
 PARTIAL = ("identity x 0.5", "sparse", "low rank")
-BIASES = ("none", "identity", "identity x 2", *PARTIAL, "rotation")
+BIASES = ["none", "identity", "identity x 2", *PARTIAL, "rotation"]
+SETTINGS = by_size(
+    bias=BIASES,
+    examples=([100, 300, 1200], [150, 300, 600, 1200, 2400], [512, 1024, 2048, 4096, 8192]),
+    power=1,
+    dim=(8, 10, 16),
+    keys=(8, 10, 16),
+    heads=(200, 300, 1000),
+    seeds=(3, 3, 5),
+)
 
 
 def measure(
@@ -33,13 +41,13 @@ def measure(
     rotation = _rotation(dim, generator(seed, "rotation"))
     centre = np.zeros((dim + 1, dim + 1))
     centre[:dim, :dim] = _on_tokens(bias, rotation, generator(seed, "bias"))
-    model = learning.model("rfa", heads, dim, seed, bias=centre)
-    both = [
-        targets.correlation_weighted(power, dim),
-        targets.rotated_correlation(power, dim, rotation),
-    ]
-    curve = learning.curve(model, both, keys, [examples], seed)
-    return learning.last_errors(curve, MATCH)
+    learned = {
+        "plain": targets.correlation_weighted(power, dim),
+        "rotated": targets.rotated_correlation(power, dim, rotation),
+    }
+    return errors_at(
+        make_model("rfa", heads, dim, seed, bias=centre), learned, keys, examples, seed
+    )
 
 
 def _on_tokens(bias: str, rotation: Matrix, rng: np.random.Generator) -> Matrix:
@@ -66,12 +74,13 @@ def _rotation(dim: int, rng: np.random.Generator) -> Matrix:
 
 
 def judge(results: Results) -> list[Check]:
-    comparing.require(results, "bias", BIASES)
-    sizes = comparing.at_least_two(results, "examples")
+    rules.require(results, "bias", BIASES)
+    sizes = rules.at_least_two(results, "examples")
     help_at = {n: _relative(results.where(examples=n))["identity", "plain"] for n in sizes}
     best = min(help_at, key=help_at.__getitem__)
     relative = _relative(results.where(examples=best))
     match, restored = help_at[best], relative["rotation", "rotated"]
+    wrong = relative["identity", "rotated"], relative["rotation", "plain"]
     partial = {bias: relative[bias, "plain"] for bias in PARTIAL}
     return [
         Check(
@@ -81,8 +90,8 @@ def judge(results: Results) -> list[Check]:
         ),
         Check(
             "the identity does not help on the rotated target, nor the rotation on the plain one",
-            f"{relative['identity', 'rotated']:.2f} and {relative['rotation', 'plain']:.2f} of it",
-            min(relative["identity", "rotated"], relative["rotation", "plain"]) >= NO_HELP,
+            f"{wrong[0]:.2f} and {wrong[1]:.2f} of it",
+            min(wrong) >= NO_HELP,
         ),
         Check(
             "the right rotation helps on the rotated target as the identity does on the plain one",
@@ -109,37 +118,34 @@ def judge(results: Results) -> list[Check]:
 
 def _relative(results: Results) -> dict[tuple[str, str], float]:
     """By bias and target, the median error relative to that without a bias."""
-    without = {target: comparing.median(results.where(bias="none"), target) for target in MATCH}
+    without = results.where(bias="none")
     return {
-        (bias, target): comparing.median(part, target) / without[target]
-        for bias, part in results.by("bias")
-        for target in MATCH
+        (bias, target): error / without.median(target)
+        for target in TARGETS
+        for bias, error in results.medians(target, by="bias").items()
     }
 
 
 def draw(results: Results, figure: Figure) -> None:
     panels = figure.subplots(1, 2, sharey=True)
-    sizes = results.of("examples")
-    power = results.of("power")[0]
+    sizes, power = results.of("examples"), results.of("power")[0]
     titles = (f"plain target, $f_{{2,{power}}}$", f"rotated target, $f_{{3,{power}}}$")
-    for axes, target, title in zip(panels, MATCH, titles, strict=True):
-        for number, (bias, part) in enumerate(results.by("bias")):
-            figures.curve(axes, part, "examples", target, bias, number)
-        comparing.spaced(axes, sizes)
+    for axes, target, title in zip(panels, TARGETS, titles, strict=True):
+        figures.curves(axes, results, "examples", target, by="bias")
+        figures.log_ticks(axes, sizes)
         axes.set(yscale="log", xlabel="examples $n$", title=title)
     if match := results.where(bias="identity"):
-        level = [comparing.median(match.where(examples=n), "plain") for n in sizes]
+        errors = match.medians("plain", by="examples")
         label = "rotation, predicted from the identity on the plain target"
-        figures.predicted(panels[1], sizes, level, label)
+        figures.predicted(panels[1], list(errors), list(errors.values()), label)
     panels[0].set_ylabel("test error / variance")
-    handles = panels[1].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=4)
+    figures.legend_below(figure, panels[1], ncols=4)
 
 
 CLAIM = Claim(
     name="bias-structure",
     title="The bias that helps is the one that weighs keys as the target does",
-    source=learning.FIRST_PAPER,
+    source=FIRST_PAPER,
     prediction=(
         "A conjecture on a question that the paper leaves open: a bias W_0 helps as far as x_0 W_0 "
         "x_i is the correlation in the target. The identity helps on (1/N) Σ_i <x_0, x_i>^q <β, "
@@ -158,36 +164,7 @@ CLAIM = Claim(
         "is below no bias. With every number of examples the identity leaves at most "
         f"{NO_HARM} of the error without a bias on the plain target."
     ),
-    sizes={
-        "quick": {
-            "bias": list(BIASES),
-            "examples": [100, 300, 1200],
-            "power": 1,
-            "dim": 8,
-            "keys": 8,
-            "heads": 200,
-            "seeds": 3,
-        },
-        "default": {
-            "bias": list(BIASES),
-            "examples": [150, 300, 600, 1200, 2400],
-            "power": 1,
-            "dim": 10,
-            "keys": 10,
-            "heads": 300,
-            "seeds": 3,
-        },
-        "paper": {
-            "bias": list(BIASES),
-            "examples": [512, 1024, 2048, 4096, 8192],
-            "power": 1,
-            "dim": 16,
-            "keys": 16,
-            "heads": 1000,
-            "seeds": 5,
-        },
-    },
-    cells=grid,
+    sizes=SETTINGS,
     measure=measure,
     judge=judge,
     draw=draw,

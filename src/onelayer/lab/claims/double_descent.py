@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from onelayer.lab import comparing, figures, learning
-from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results, grid
+from onelayer.lab import figures, rules
+from onelayer.lab.claim import (
+    FIRST_PAPER,
+    CannotJudge,
+    Check,
+    Claim,
+    Measured,
+    Results,
+    by_size,
+)
+from onelayer.lab.figures import Figure
+from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.theory import targets
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PENALTIES: dict[str, float | str] = {"almost none": 1e-9, "leave-one-out": "loo"}
 NEAR = 1.5  # the largest ratio between the parameters at the peak and the examples
 PEAK = 2.0  # the least ratio of the peak to the lowest errors on both of its sides
 RISE = 1.1  # the largest ratio of an error, with a chosen penalty, to one with fewer heads
+SETTINGS = by_size(
+    penalty=list(PENALTIES),
+    heads=(
+        [4, 8, 16, 32, 64, 128, 256, 512],
+        [6, 12, 25, 50, 71, 100, 141, 200, 400, 800, 1600],
+        [16, 31, 62, 125, 177, 250, 354, 500, 1000, 2000, 4000],
+    ),
+    noise=0.3,
+    examples=(320, 900, 4250),
+    dim=(4, 8, 16),
+    keys=(4, 8, 16),
+    seeds=(3, 5, 5),
+)
 
 
 def measure(
@@ -26,27 +44,24 @@ def measure(
 
     `noise` is its standard deviation relative to that of the target.
     """
-    model = learning.model("rfa", heads, dim, seed, alpha=PENALTIES[penalty])
-    learned = [targets.correlation_weighted(1, dim)]
-    curve = learning.curve(model, learned, keys, [examples], seed, noise=noise)
-    return {"error": float(curve.test_error[-1, 0])}
+    model = make_model("rfa", heads, dim, seed, alpha=PENALTIES[penalty])
+    learned = {"error": targets.correlation_weighted(1, dim)}
+    return errors_at(model, learned, keys, examples, seed, noise=noise)
 
 
 def judge(results: Results) -> list[Check]:
-    comparing.require(results, "penalty", list(PENALTIES))
-    heads = np.array(comparing.at_least_two(results, "heads"))
+    rules.require(results, "penalty", list(PENALTIES))
+    heads = np.array(rules.at_least_two(results, "heads"))
     ratios = heads * (results.of("dim")[0] + 1) / results.of("examples")[0]
     if not ratios[0] < 1 < ratios[-1]:
         raise CannotJudge("the parameters of all heads are fewer or more than the examples")
     free, chosen = (
-        [comparing.median(results.where(penalty=penalty, heads=m), "error") for m in heads]
+        [results.where(penalty=penalty, heads=m).median("error") for m in heads]
         for penalty in PENALTIES
     )
     at = int(np.argmax(free))
     before = min(free[: at + 1])
-    rise = max(
-        error / least for error, least in zip(chosen, np.minimum.accumulate(chosen), strict=True)
-    )
+    rise = float(np.max(chosen / np.minimum.accumulate(chosen)))
     return [
         Check(
             "with almost no penalty the error peaks where parameters equal examples",
@@ -78,12 +93,11 @@ def judge(results: Results) -> list[Check]:
 
 def draw(results: Results, figure: Figure) -> None:
     axes = figure.subplots()
-    for number, (penalty, part) in enumerate(results.by("penalty")):
-        figures.curve(axes, part, "heads", "error", f"penalty: {penalty}", number)
+    figures.curves(axes, results, "heads", "error", by="penalty", label="penalty: {}".format)
     axes.set_yscale("log")
     threshold = results.of("examples")[0] / (results.of("dim")[0] + 1)
     figures.predicted(axes, [threshold] * 2, list(axes.get_ylim()), "$M(d+1) = n$")
-    comparing.spaced(axes, results.of("heads"), most=12)
+    figures.log_ticks(axes, results.of("heads"), most=12)
     axes.set(xlabel="heads $M$", ylabel="test error / variance")
     axes.legend()
 
@@ -91,7 +105,7 @@ def draw(results: Results, figure: Figure) -> None:
 CLAIM = Claim(
     name="double-descent",
     title="Too many heads do no harm: the error peaks at as many parameters as examples",
-    source=learning.FIRST_PAPER,
+    source=FIRST_PAPER,
     prediction=(
         "A conjecture on a question that the paper leaves open, from the theory of random "
         "features: with hardly any penalty the test error falls, rises to a peak where the M(d+1) "
@@ -107,36 +121,7 @@ CLAIM = Claim(
         "With the penalty chosen by leave-one-out no error is more than "
         f"{RISE} times the least with fewer heads."
     ),
-    sizes={
-        "quick": {
-            "penalty": list(PENALTIES),
-            "heads": [4, 8, 16, 32, 64, 128, 256, 512],
-            "noise": 0.3,
-            "examples": 320,
-            "dim": 4,
-            "keys": 4,
-            "seeds": 3,
-        },
-        "default": {
-            "penalty": list(PENALTIES),
-            "heads": [6, 12, 25, 50, 71, 100, 141, 200, 400, 800, 1600],
-            "noise": 0.3,
-            "examples": 900,
-            "dim": 8,
-            "keys": 8,
-            "seeds": 5,
-        },
-        "paper": {
-            "penalty": list(PENALTIES),
-            "heads": [16, 31, 62, 125, 177, 250, 354, 500, 1000, 2000, 4000],
-            "noise": 0.3,
-            "examples": 4250,
-            "dim": 16,
-            "keys": 16,
-            "seeds": 5,
-        },
-    },
-    cells=grid,
+    sizes=SETTINGS,
     measure=measure,
     judge=judge,
     draw=draw,

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from onelayer.lab import comparing, figures, learning, scaling
-from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results, grid
+from onelayer.lab import figures, learning_setup, rules
+from onelayer.lab.claim import FIRST_PAPER, CannotJudge, Check, Claim, Measured, Results, by_size
+from onelayer.lab.figures import Axes, Figure
 from onelayer.theory import bounds, targets
-from onelayer.theory.targets import Target
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ERROR = 0.1  # to reach, of the target's variance; rates are measured from there on
 RATE = -0.4  # the exponent of the excess risk in n: at most this, where theory has -1/2
 POINTS = 3  # of a learning curve, at the least, to fit a rate to
 SLACK = 2.0  # on the growth with the dimension: bounds are up to logarithms
-TARGETS: dict[str, Callable[[int], Target]] = {
-    "f_{1,1}": lambda dim: targets.average_power(1, dim),
-    "f_{1,2}": lambda dim: targets.average_power(2, dim),
-    "f_{2,1}": lambda dim: targets.correlation_weighted(1, dim),
-    "f_{1,3}": lambda dim: targets.average_power(3, dim),
+TARGETS = {
+    "f_{1,1}": partial(targets.average_power, 1),
+    "f_{1,2}": partial(targets.average_power, 2),
+    "f_{2,1}": partial(targets.correlation_weighted, 1),
+    "f_{1,3}": partial(targets.average_power, 3),
 }
+SETTINGS = by_size(
+    dim=([4, 6], [4, 6, 8], [4, 8, 16]),
+    noise=[0.0, 0.5],
+    keys=(4, 8, 16),
+    heads=(300, 600, 1000),
+    examples=(1024, 2896, 8192),
+    seeds=(3, 3, 5),
+)
 
 
 def measure(dim: int, noise: float, keys: int, heads: int, examples: int, seed: int) -> Measured:
     """The learning curve of every target, and the examples needed for it."""
     chosen = [target(dim) for target in TARGETS.values()]
-    sizes = learning.sizes_up_to(examples)
-    model = learning.model("rfa", heads, dim, seed)
-    curve = learning.curve(model, chosen, keys, sizes, seed, noise=noise)
-    errors = {target.name: curve.test_error[:, i].tolist() for i, target in enumerate(chosen)}
-    needed = learning.needed(curve, chosen, ERROR)
-    return {"sizes": sizes, **errors, **{f"needed {name}": n for name, n in needed.items()}}
+    sizes = learning_setup.sizes_up_to(examples)
+    model = learning_setup.make_model("rfa", heads, dim, seed)
+    curve = learning_setup.learning_curve(model, chosen, keys, sizes, seed, noise=noise)
+    needed = learning_setup.needed(curve, chosen, ERROR)
+    return {
+        "sizes": sizes,
+        **learning_setup.errors_by_target(curve, chosen),
+        **{f"needed {name}": n for name, n in needed.items()},
+    }
 
 
 def judge(results: Results) -> list[Check]:
-    comparing.at_least_two(results, "dim")
+    rules.at_least_two(results, "dim")
     rates = {name: list(_rates(results, name)) for name in TARGETS}
     growths = {name: list(_growths(results, name)) for name in TARGETS}
     if not any(rates.values()) or not any(growths.values()):
@@ -59,12 +67,11 @@ def judge(results: Results) -> list[Check]:
 def _rates(results: Results, name: str) -> Iterator[float]:
     """The exponent in n from ERROR on, of every learning curve (of medians) that gets there."""
     for _, _, part in _curves(results):
-        points = scaling.by_size(part).by("examples")
-        errors = {n: comparing.median(at_size, name) for n, at_size in points}
+        errors = rules.curve_points(part).medians(name, by="examples")
         first = min((n for n, error in errors.items() if error <= ERROR), default=np.inf)
         tail = {n: error for n, error in errors.items() if n >= first}
         if len(tail) >= POINTS:
-            yield scaling.exponent(list(tail), list(tail.values()))
+            yield rules.exponent(list(tail), list(tail.values()))
 
 
 def _curves(results: Results) -> Iterator[tuple[int, float, Results]]:
@@ -86,7 +93,7 @@ def _fast_enough(name: str, rates: list[float]) -> Check:
 
 
 class Growth(NamedTuple):
-    """How many times the examples a larger dimension needs; at least, where it is a bound."""
+    """How many times the examples a larger dimension needs, a lower bound where `bound` is set."""
 
     name: str
     dims: tuple[int, int]
@@ -109,7 +116,7 @@ class Growth(NamedTuple):
 def _growths(results: Results, name: str) -> Iterator[Growth]:
     """From the least to every larger dimension, where something is known about it."""
     for _, part in results.by("noise"):
-        needed = _needed(part, name)
+        needed = part.medians(f"needed {name}", by="dim")
         largest = part.of("examples")[0]
         least, *larger = sorted(needed)
         for dim in larger if np.isfinite(needed[least]) else []:
@@ -118,11 +125,6 @@ def _growths(results: Results, name: str) -> Iterator[Growth]:
             growth = Growth(name, (least, dim), measured, predicted, needed[dim] == np.inf)
             if not growth.bound or growth.excess > SLACK:  # else a bound decides nothing
                 yield growth
-
-
-def _needed(results: Results, name: str) -> dict[int, float]:
-    """The median of the examples needed, for every dimension."""
-    return {dim: comparing.median(part, f"needed {name}") for dim, part in results.by("dim")}
 
 
 def _order(name: str, dim: int) -> float:
@@ -143,7 +145,7 @@ def _ranked(results: Results) -> Check:
     wrong, count = [], 0
     for dim, noise, part in _curves(results):
         order = sorted(TARGETS, key=lambda name: _order(name, dim))
-        sizes = [comparing.median(part, f"needed {name}") for name in order]
+        sizes = [part.median(f"needed {name}") for name in order]
         count += 1
         if any(harder < easier for easier, harder in pairwise(sizes)):
             listed = ", ".join(f"{name}: {n:.0f}" for name, n in zip(order, sizes, strict=True))
@@ -163,29 +165,30 @@ def draw(results: Results, figure: Figure) -> None:
     _draw_sizes(sizes, results.where(noise=min(noises)))
     dims = ", ".join(str(dim) for dim in sorted(results.of("dim")))
     sizes.set_title(f"$d = {dims}$, noise {min(noises):g}")
+    for axes in (curves, sizes):
+        axes.legend()
 
 
 def _draw_curves(axes: Axes, results: Results) -> None:
-    points = scaling.by_size(results)
+    points = rules.curve_points(results)
     for number, name in enumerate(TARGETS):
         figures.curve(axes, points, "examples", name, f"${name}$", number)
     end, label = max(points.of("examples")), "predicted: $n^{-1/2}$ or faster"
     for number, name in enumerate(TARGETS):
-        start = comparing.median(results, f"needed {name}")
+        start = results.median(f"needed {name}")
         if start < end:
             line = [ERROR, ERROR * (end / start) ** -0.5]
             figures.predicted(axes, [start, end], line, label, number)
             label = ""
     axes.set(xscale="log", yscale="log", xlabel="examples $n$", ylabel="excess risk / variance")
-    axes.legend()
 
 
 def _draw_sizes(axes: Axes, results: Results) -> None:
     """Examples needed against their predicted order: for every target a line through the dims."""
     label = "predicted growth"
     for number, name in enumerate(TARGETS):
-        needed = {_order(name, dim): n for dim, n in sorted(_needed(results, name).items())}
-        orders, found = list(needed), list(needed.values())
+        needed = sorted(results.medians(f"needed {name}", by="dim").items())
+        orders, found = [_order(name, dim) for dim, _ in needed], [n for _, n in needed]
         colour, marker = figures.style(number)
         axes.plot(orders, found, color=colour, marker=marker, markersize=4)
         line = [found[0] * order / orders[0] for order in orders]
@@ -197,13 +200,12 @@ def _draw_sizes(axes: Axes, results: Results) -> None:
         xlabel=f"predicted order, $B(f) / \\mathrm{{Var}} / {ERROR}^2$",
         ylabel=f"examples needed for {ERROR}",
     )
-    axes.legend()
 
 
 CLAIM = Claim(
     name="excess-risk",
     title="The excess risk falls and grows as its bound says",
-    source=learning.FIRST_PAPER,
+    source=FIRST_PAPER,
     prediction=(
         "With many heads the excess risk of random-feature attention is of order √(B(f)/n), up to "
         "logarithms: it falls as n^{-1/2} or faster, and the examples needed for an error grow "
@@ -217,33 +219,7 @@ CLAIM = Claim(
         "every dimension targets rank as B(f)/Var does. Targets that are never learned to that "
         "error count as last in the ranking alone."
     ),
-    sizes={
-        "quick": {
-            "dim": [4, 6],
-            "noise": [0.0, 0.5],
-            "keys": 4,
-            "heads": 300,
-            "examples": 1024,
-            "seeds": 3,
-        },
-        "default": {
-            "dim": [4, 6, 8],
-            "noise": [0.0, 0.5],
-            "keys": 8,
-            "heads": 600,
-            "examples": 2896,
-            "seeds": 3,
-        },
-        "paper": {
-            "dim": [4, 8, 16],
-            "noise": [0.0, 0.5],
-            "keys": 16,
-            "heads": 1000,
-            "examples": 8192,
-            "seeds": 5,
-        },
-    },
-    cells=grid,
+    sizes=SETTINGS,
     measure=measure,
     judge=judge,
     draw=draw,

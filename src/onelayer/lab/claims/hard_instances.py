@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from onelayer import inputs
-from onelayer.lab import comparing, figures, recovering
-from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results, grid
-from onelayer.lab.recovering import NEAR, SCALE, fewest_examples, worst_head
+from onelayer.lab import figures
+from onelayer.lab.claim import SECOND_PAPER, CannotJudge, Check, Claim, Measured, Results, by_size
+from onelayer.lab.figures import Axes, Figure
+from onelayer.lab.recovery_setup import NEAR, SCALE, Array, fewest_examples, worst_head
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.api import recover
 from onelayer.recovery.hard import hard_instance
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-LAYERS = ["random", "parity"]
 NAMES = {"random": "random layers", "parity": "parities"}
-COUNTS = 4.0  # random layers may take so many times the examples that counting asks for
-HARDER = 4.0  # parities of the most bits take at least so many times the examples of random layers
+COUNTS = 4.0  # random layers take at most this many times the examples that counting asks for
+HARDER = 4.0  # parities of the most bits take at least this many times those of random layers
 FRESH = 2000  # examples to compare outputs on
 TOLERANCE = 1e-3  # the error on the examples at which a search may end
+SETTINGS = by_size(
+    layer=list(NAMES),
+    heads=([1, 5], [1, 3, 5], [1, 3, 5, 7]),
+    dim=(8, 12, 16),
+    tokens=([3], [3, 4], [2, 3, 4]),
+    largest=(8, 16, 256),
+    max_steps=(100, 100, 1000),
+    seeds=(2, 3, 5),
+)
 
 
 def measure(
@@ -71,14 +76,14 @@ def layer_of(name: str, heads: int, dim: int, seed: int) -> AttentionLayer:
     return AttentionLayer.random(heads, dim, SCALE, out_dim=1, seed=generator(seed, "layer"))
 
 
-def output_error(estimate: AttentionLayer, truth: AttentionLayer, X: recovering.Array) -> float:
+def output_error(estimate: AttentionLayer, truth: AttentionLayer, X: Array) -> float:
     """Relative, root mean square."""
     outputs = truth(X)
     return float(np.linalg.norm(estimate(X) - outputs) / np.linalg.norm(outputs))
 
 
 def judge(results: Results) -> list[Check]:
-    if len(results.of("heads")) < 2 or set(results.of("layer")) != set(LAYERS):
+    if len(results.of("heads")) < 2 or set(results.of("layer")) != set(NAMES):
         raise CannotJudge("parities of two numbers of bits are compared with random layers")
     random = {tokens: least_times(part, "random") for tokens, part in results.by("tokens")}
     factors = {tokens: factor_by_heads(part) for tokens, part in results.by("tokens")}
@@ -130,12 +135,11 @@ def factor_by_heads(results: Results) -> dict[int, float]:
 
 def least_times(results: Results, layer: str) -> dict[int, float]:
     """The median over seeds of the examples needed, at least, in units of the count."""
-    cells = at_least(results.where(layer=layer))
-    return {heads: comparing.median(part, "times") for heads, part in cells.by("heads")}
+    return at_least(results.where(layer=layer)).medians("times", by="heads")
 
 
 def at_least(results: Results) -> Results:
-    """What was not learned takes twice the most that was tried, at least."""
+    """The same cells, where what was not learned takes twice the most that was tried."""
     return Results(
         tuple(
             replace(cell, measured={"times": cell["times"] or 2 * cell["tried"]})
@@ -156,18 +160,16 @@ def by_tokens(values: dict[int, dict[int, float]]) -> str:
 def draw(results: Results, figure: Figure) -> None:
     panels = figure.subplots(1, len(results.of("tokens")), sharey=True, squeeze=False)[0]
     for axes, (tokens, part) in zip(panels, results.by("tokens"), strict=True):
-        for number, (layer, cells) in enumerate(part.by("layer")):
-            figures.curve(axes, at_least(cells), "heads", "times", NAMES[layer], number)
+        figures.curves(axes, at_least(part), "heads", "times", "layer", NAMES.__getitem__)
         draw_not_learned(axes, part)
         heads = part.of("heads")
-        figures.predicted(axes, heads, [COUNTS] * len(heads), "asked of random layers", 0)
+        figures.level(axes, heads, COUNTS, "asked of random layers", 0)
         axes.plot([], [], "k", linestyle="", marker=r"$\uparrow$", label="at least: not learned")
         axes.set_yscale("log", base=2)
         axes.set(xlabel="heads $m$", title=f"{tokens} tokens", xticks=heads)
         axes.yaxis.set_major_formatter("{x:g}")
     panels[0].set_ylabel("examples needed / count")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    figures.legend_below(figure, panels[0])
 
 
 def draw_not_learned(axes: Axes, results: Results) -> None:
@@ -184,7 +186,7 @@ def draw_not_learned(axes: Axes, results: Results) -> None:
 CLAIM = Claim(
     name="hard-instances",
     title="Parities resist recovery where random layers of their shape do not",
-    source=recovering.SECOND_PAPER,
+    source=SECOND_PAPER,
     prediction=(
         "In the worst case the cost of learning is exponential in the number of heads: a layer of "
         "m heads can hold the parity of m of d bits, which takes of order d^m statistical queries. "
@@ -202,36 +204,7 @@ CLAIM = Claim(
         "phases refuse every parity; and no result that is said to be right has outputs off by "
         f"more than {NEAR:.0%}."
     ),
-    sizes={
-        "quick": {
-            "layer": LAYERS,
-            "heads": [1, 5],
-            "dim": 8,
-            "tokens": [3],
-            "largest": 8,
-            "max_steps": 100,
-            "seeds": 2,
-        },
-        "default": {
-            "layer": LAYERS,
-            "heads": [1, 3, 5],
-            "dim": 12,
-            "tokens": [3, 4],
-            "largest": 16,
-            "max_steps": 100,
-            "seeds": 3,
-        },
-        "paper": {
-            "layer": LAYERS,
-            "heads": [1, 3, 5, 7],
-            "dim": 16,
-            "tokens": [2, 3, 4],
-            "largest": 256,
-            "max_steps": 1000,
-            "seeds": 5,
-        },
-    },
-    cells=grid,
+    sizes=SETTINGS,
     measure=measure,
     judge=judge,
     draw=draw,

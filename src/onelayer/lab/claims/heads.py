@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onelayer.lab import comparing, figures, recovering
-from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
-from onelayer.lab.recovering import NEAR, Method, fewest_examples, worst_head
+from onelayer.lab import figures, recovery_setup
+from onelayer.lab.claim import SECOND_PAPER, CannotJudge, Check, Claim, Measured, Results, by_size
+from onelayer.lab.figures import Axes, Figure
+from onelayer.lab.grids import grid_by_method
+from onelayer.lab.recovery_setup import NEAR, Method, fewest_examples, worst_head
 from onelayer.lab.seeds import generator
 from onelayer.recovery.api import recover
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 GROWTH = 4.0  # at least, of the examples of the six phases with each further head
-COUNTS = 4.0  # Gauss-Newton steps need at most so many times the examples that counting asks for
+COUNTS = 4.0  # at most, of the examples of Gauss-Newton steps over those that counting asks for
 FIRST_EXAMPLES = 250  # of the six phases; Gauss-Newton steps start with those of counting
 STEP = {"sculpt": 2.0, "refine": math.sqrt(2)}  # from one number of examples to the next
 MAX_STEPS = 100  # with enough examples a search takes 10 to 40
+SETTINGS = by_size(
+    dim=(8, 12, 16),
+    sculpt_heads=([1, 2], [1, 2, 3], [1, 2, 3, 4]),
+    sculpt_tokens=2,
+    sculpt_largest=(32_000, 512_000, 8_192_000),
+    refine_heads=([1, 4], [1, 2, 4, 8], [1, 2, 4, 8]),
+    refine_tokens=([2, 4], [2, 4], [2, 3, 4]),
+    refine_largest=(400, 1_000, 4_000),
+    seeds=(2, 3, 5),
+)
 
 
 def measure(method: Method, heads: int, dim: int, tokens: int, largest: int, seed: int) -> Measured:
     """The first number of examples that is enough for all heads, or None."""
     count = fewest_examples(heads, dim, tokens, dim)
     first = FIRST_EXAMPLES if method == "sculpt" else count
-    for examples in recovering.growing(first, STEP[method], largest):
-        layer, X, Y = recovering.instance(heads, dim, tokens, examples, seed)
+    for examples in recovery_setup.growing(first, STEP[method], largest):
+        layer, X, Y = recovery_setup.instance(heads, dim, tokens, examples, seed)
         search = generator(seed, "search")
         found = recover(X, Y, heads, method=method, seed=search, max_steps=MAX_STEPS, polish=False)
         error = worst_head(found.layer, layer)
@@ -49,6 +56,10 @@ def judge(results: Results) -> list[Check]:
     exponent = fitted_exponent(sculpt)
     refine = results.where(method="refine")
     counts = {tokens: medians(part, "of_count") for tokens, part in refine.by("tokens")}
+    listed = "; ".join(
+        f"{tokens} tokens: {', '.join(f'{n:.2g}' for n in times.values())}"
+        for tokens, times in counts.items()
+    )
     return [
         Check(
             f"each further head takes the six phases at least {GROWTH:g} times the examples",
@@ -58,11 +69,7 @@ def judge(results: Results) -> list[Check]:
         ),
         Check(
             f"Gauss-Newton steps need at most {COUNTS:g} times the examples of counting",
-            "; ".join(
-                f"{tokens} tokens: {', '.join(f'{n:.2g}' for n in times.values())}"
-                for tokens, times in counts.items()
-            )
-            + f" for {', '.join(map(str, sorted(refine.of('heads'))))} heads",
+            f"{listed} for {', '.join(map(str, sorted(refine.of('heads'))))} heads",
             max(max(times.values()) for times in counts.values()) <= COUNTS,
         ),
     ]
@@ -70,8 +77,7 @@ def judge(results: Results) -> list[Check]:
 
 def medians(results: Results, what: str) -> dict[int, float]:
     """Over seeds, by number of heads, the fewest first; infinite where it was not reached."""
-    counts = sorted(results.of("heads"))
-    return {heads: comparing.median(results.where(heads=heads), what) for heads in counts}
+    return dict(sorted(results.medians(what, by="heads").items()))
 
 
 def fitted_exponent(examples: dict[int, float]) -> float:
@@ -82,7 +88,7 @@ def fitted_exponent(examples: dict[int, float]) -> float:
 
 def draw(results: Results, figure: Figure) -> None:
     axes = figure.subplots()
-    sculpt, refine = (results.where(method=method) for method in recovering.METHODS)
+    sculpt, refine = (results.where(method=method) for method in recovery_setup.METHODS)
     draw_growth(sculpt, axes)
     for number, (tokens, part) in enumerate(refine.by("tokens"), start=1):
         figures.curve(axes, part, "heads", "examples", f"Gauss-Newton, {tokens} tokens", number)
@@ -108,7 +114,7 @@ def draw_growth(sculpt: Results, axes: Axes) -> None:
 CLAIM = Claim(
     name="heads",
     title="Each head multiplies what the provable learner needs, not what Gauss-Newton needs",
-    source=recovering.SECOND_PAPER,
+    source=SECOND_PAPER,
     prediction=(
         "The six phases rest on rows on which all heads agree, which are rarer exponentially in "
         "the number m of heads; the paper's bound on the time, and so on the examples, is "
@@ -124,39 +130,8 @@ CLAIM = Claim(
         f"Gauss-Newton steps need at most {COUNTS:g} times the examples whose outputs, and scores, "
         "are as many as the unknowns."
     ),
-    sizes={
-        "quick": {
-            "dim": 8,
-            "sculpt_heads": [1, 2],
-            "sculpt_tokens": 2,
-            "sculpt_largest": 32_000,
-            "refine_heads": [1, 4],
-            "refine_tokens": [2, 4],
-            "refine_largest": 400,
-            "seeds": 2,
-        },
-        "default": {
-            "dim": 12,
-            "sculpt_heads": [1, 2, 3],
-            "sculpt_tokens": 2,
-            "sculpt_largest": 512_000,
-            "refine_heads": [1, 2, 4, 8],
-            "refine_tokens": [2, 4],
-            "refine_largest": 1_000,
-            "seeds": 3,
-        },
-        "paper": {
-            "dim": 16,
-            "sculpt_heads": [1, 2, 3, 4],
-            "sculpt_tokens": 2,
-            "sculpt_largest": 8_192_000,
-            "refine_heads": [1, 2, 4, 8],
-            "refine_tokens": [2, 3, 4],
-            "refine_largest": 4_000,
-            "seeds": 5,
-        },
-    },
-    cells=recovering.grid_by_method,
+    sizes=SETTINGS,
+    cells=grid_by_method,
     measure=measure,
     judge=judge,
     draw=draw,

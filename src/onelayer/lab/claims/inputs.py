@@ -2,83 +2,89 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from onelayer.lab import comparing, figures, recovering
-from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
-from onelayer.lab.recovering import CLAIMED, EXACT, NEAR, Method
+from onelayer.lab import figures, recovery_setup, rules
+from onelayer.lab.claim import SECOND_PAPER, CannotJudge, Check, Claim, Measured, Results, by_size
+from onelayer.lab.figures import Figure
+from onelayer.lab.grids import grid_by_method
+from onelayer.lab.recovery_setup import CLAIMED, EXACT, NEAR, Method
 from onelayer.lab.seeds import generator
 from onelayer.recovery.api import recover
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-KINDS = ["boolean", "gaussian", "sphere"]
 WORSE = 4.0  # times the error of Boolean inputs, at most: as with 16 times fewer examples
 ASKED = {"sculpt": NEAR, "refine": EXACT}
 NAMES = {"sculpt": "six phases, not polished", "refine": "Gauss-Newton steps"}
 MAX_STEPS = 200  # for Gauss-Newton steps: with enough examples they take 10 to 40
+SETTINGS = by_size(
+    kind=["boolean", "gaussian", "sphere"],
+    heads=(2, 2, 3),
+    dim=(8, 8, 12),
+    tokens=(3, 3, 2),
+    sculpt_examples=(
+        [4_000, 16_000],
+        [4_000, 16_000, 64_000, 256_000],
+        [64_000, 256_000, 1_024_000, 4_096_000],
+    ),
+    refine_examples=([25, 50, 100], [12, 25, 50, 100, 200], [50, 100, 200, 400, 800]),
+    seeds=(2, 5, 10),
+)
 
 
 def measure(
     method: Method, kind: str, heads: int, dim: int, tokens: int, examples: int, seed: int
 ) -> Measured:
     """The error of the worst head, and whether the result is said to be right."""
-    layer, X, Y = recovering.instance(heads, dim, tokens, examples, seed, kind)
+    layer, X, Y = recovery_setup.instance(heads, dim, tokens, examples, seed, kind)
     search = generator(seed, "search")
     found = recover(X, Y, heads, method=method, seed=search, max_steps=MAX_STEPS, polish=False)
-    return recovering.ended(found, layer)
+    return recovery_setup.ended(found, layer)
 
 
 def judge(results: Results) -> list[Check]:
-    checks = []
-    for method, part in results.by("method"):
-        errors = final_errors(part)
-        checks.append(
-            Check(
-                f"{NAMES[method]}: heads within {ASKED[method]:g} on inputs of every kind",
-                ", ".join(f"{kind} {error:.2g}" for kind, error in errors.items()),
-                max(errors.values()) <= ASKED[method],
-            )
-        )
-    errors = final_errors(results.where(method="sculpt"))
-    others = {kind: error for kind, error in errors.items() if kind != "boolean"}
-    if "boolean" not in errors or not others:
+    errors = {method: final_errors(part) for method, part in results.by("method")}
+    sculpt = errors["sculpt"]
+    others = {kind: error for kind, error in sculpt.items() if kind != "boolean"}
+    if "boolean" not in sculpt or not others:
         raise CannotJudge("inputs of another kind are compared with boolean ones, both are needed")
     return [
-        *checks,
+        *(_found(method, by_kind) for method, by_kind in errors.items()),
         Check(
             f"six phases: errors at most {WORSE:g} times that on Boolean inputs",
-            ", ".join(f"{kind} {e / errors['boolean']:.2g} times" for kind, e in others.items()),
-            max(others.values()) <= WORSE * errors["boolean"],
+            ", ".join(f"{kind} {e / sculpt['boolean']:.2g} times" for kind, e in others.items()),
+            max(others.values()) <= WORSE * sculpt["boolean"],
         ),
-        recovering.no_wrong_claims(results),
+        rules.no_wrong_claims(results),
     ]
+
+
+def _found(method: str, errors: dict[str, float]) -> Check:
+    return Check(
+        f"{NAMES[method]}: heads within {ASKED[method]:g} on inputs of every kind",
+        ", ".join(f"{kind} {error:.2g}" for kind, error in errors.items()),
+        max(errors.values()) <= ASKED[method],
+    )
 
 
 def final_errors(results: Results) -> dict[str, float]:
     """The median error with the most examples, by kind of inputs."""
-    most = results.where(examples=max(results.of("examples")))
-    return {kind: comparing.median(part, "error") for kind, part in most.by("kind")}
+    return results.where(examples=max(results.of("examples"))).medians("error", by="kind")
 
 
 def draw(results: Results, figure: Figure) -> None:
     both = figure.subplots(1, len(ASKED))
     for axes, (method, part) in zip(both, results.by("method"), strict=True):
-        for number, (kind, cells_of_kind) in enumerate(part.by("kind")):
-            figures.curve(axes, cells_of_kind, "examples", "error", kind, number)
         sizes = part.of("examples")
-        figures.predicted(axes, sizes, [ASKED[method]] * len(sizes), "asked for")
+        figures.curves(axes, part, "examples", "error", by="kind")
+        figures.level(axes, sizes, ASKED[method], "asked for")
         axes.set(xscale="log", yscale="log", xlabel="examples $n$", title=NAMES[method])
         axes.set_ylabel("error of the worst head")
-        recovering.tick_examples(axes, sizes)
+        figures.tick_examples(axes, sizes)
     both[0].legend()
 
 
 CLAIM = Claim(
     name="inputs",
     title="Recovery carries over from Boolean to Gaussian and sphere inputs",
-    source=recovering.SECOND_PAPER,
+    source=SECOND_PAPER,
     prediction=(
         "The paper's theorem is for Boolean inputs; its techniques, it says, extend to continuous "
         "ones such as Gaussian. The conjecture: nothing in the six phases depends on the kind of "
@@ -91,36 +97,8 @@ CLAIM = Claim(
         f"of the six phases is at most {WORSE:g} times that on Boolean inputs; and no result that "
         f"is said to be right is off by more than {CLAIMED:.0%}."
     ),
-    sizes={
-        "quick": {
-            "kind": KINDS,
-            "heads": 2,
-            "dim": 8,
-            "tokens": 3,
-            "sculpt_examples": [4_000, 16_000],
-            "refine_examples": [25, 50, 100],
-            "seeds": 2,
-        },
-        "default": {
-            "kind": KINDS,
-            "heads": 2,
-            "dim": 8,
-            "tokens": 3,
-            "sculpt_examples": [4_000, 16_000, 64_000, 256_000],
-            "refine_examples": [12, 25, 50, 100, 200],
-            "seeds": 5,
-        },
-        "paper": {
-            "kind": KINDS,
-            "heads": 3,
-            "dim": 12,
-            "tokens": 2,
-            "sculpt_examples": [64_000, 256_000, 1_024_000, 4_096_000],
-            "refine_examples": [50, 100, 200, 400, 800],
-            "seeds": 10,
-        },
-    },
-    cells=recovering.grid_by_method,
+    sizes=SETTINGS,
+    cells=grid_by_method,
     measure=measure,
     judge=judge,
     draw=draw,

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from onelayer import inputs
 from onelayer.features.estimators import AttentionFeatures, AttentionKernelRidge
 from onelayer.features.kernels.functions import attention_kernel
-from onelayer.lab import comparing, figures, learning, scaling
-from onelayer.lab.claim import Check, Claim, Measured, Results, grid
+from onelayer.lab import figures, rules
+from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, by_size
+from onelayer.lab.figures import Figure
+from onelayer.lab.learning_setup import BIASES, PAPER, make_model
 from onelayer.lab.seeds import generator
 from onelayer.theory import targets
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 RATE, TOLERANCE = -0.5, 0.1  # of the exponent in the number of heads
 ALPHA = 0.01  # the same penalty for both: what is compared is the kernel
 TEST_EXAMPLES = 500
 DISTANCES = {"gram": "Gram matrix", "predictions": "predictions"}
+SETTINGS = by_size(
+    model=["rfa", "brfa"],
+    heads=([16, 64, 256, 1024], [16, 64, 256, 1024, 4096], [16, 64, 256, 1024, 4096]),
+    dim=(4, 8, 16),
+    keys=(4, 8, 16),
+    examples=(100, 200, 500),
+    seeds=10,
+)
 
 
 def measure(model: str, heads: int, dim: int, keys: int, examples: int, seed: int) -> Measured:
@@ -29,9 +36,9 @@ def measure(model: str, heads: int, dim: int, keys: int, examples: int, seed: in
     train, test = X[:examples], X[examples:]
     chosen = [targets.average_power(1, dim), targets.correlation_weighted(1, dim)]
     Y = np.stack([target(train) / target.variance(keys) ** 0.5 for target in chosen], axis=1)
-    bias = learning.BIASES[model]
-    finite = learning.model(model, heads, dim, seed, ALPHA).fit(train, Y)
-    limit = AttentionKernelRidge(bias, ALPHA, **learning.PAPER).fit(train, Y)
+    bias = BIASES[model]
+    finite = make_model(model, heads, dim, seed, ALPHA).fit(train, Y)
+    limit = AttentionKernelRidge(bias, ALPHA, **PAPER).fit(train, Y)
     drawn = AttentionFeatures(heads, bias, standardize=False, random_state=generator(seed, "model"))
     features = drawn.fit_transform(train)
     return {
@@ -45,18 +52,18 @@ def _distance(found: np.ndarray[Any, Any], limit: np.ndarray[Any, Any]) -> float
 
 
 def judge(results: Results) -> list[Check]:
-    comparing.at_least_two(results, "heads")
+    rules.at_least_two(results, "heads")
     return [
         _converges(part, model, name) for model, part in results.by("model") for name in DISTANCES
     ]
 
 
 def _converges(results: Results, model: str, name: str) -> Check:
-    by_heads = {heads: comparing.median(part, name) for heads, part in results.by("heads")}
-    rate = scaling.exponent(list(by_heads), list(by_heads.values()))
+    by_heads = results.medians(name, by="heads")
+    rate = rules.exponent(list(by_heads), list(by_heads.values()))
     first, last = min(by_heads), max(by_heads)
     return Check(
-        f"{DISTANCES[name]} of {scaling.MODELS[model]}: distance as M^{RATE}, ± {TOLERANCE}",
+        f"{DISTANCES[name]} of {model.upper()}: distance as M^{RATE}, ± {TOLERANCE}",
         f"M^{rate:.2f}: {by_heads[first]:.2g} at M = {first}, {by_heads[last]:.2g} at M = {last}",
         abs(rate - RATE) <= TOLERANCE,
     )
@@ -66,9 +73,8 @@ def draw(results: Results, figure: Figure) -> None:
     panels = figure.subplots(1, len(DISTANCES), sharey=True)
     heads = results.of("heads")
     for axes, (name, title) in zip(panels, DISTANCES.items(), strict=True):
-        for number, (model, part) in enumerate(results.by("model")):
-            figures.curve(axes, part, "heads", name, scaling.MODELS[model], number)
-        first = comparing.median(results.where(heads=heads[0]), name)
+        figures.curves(axes, results, "heads", name, by="model", label=str.upper)
+        first = results.where(heads=heads[0]).median(name)
         line = [first * (count / heads[0]) ** RATE for count in heads]
         figures.predicted(axes, heads, line, "predicted: $M^{-1/2}$")
         axes.set(xscale="log", yscale="log", xlabel="heads $M$", title=title)
@@ -79,7 +85,7 @@ def draw(results: Results, figure: Figure) -> None:
 CLAIM = Claim(
     name="kernel-limit",
     title="With many heads random-feature attention is a kernel method",
-    source=learning.FIRST_PAPER,
+    source=FIRST_PAPER,
     prediction=(
         "As heads are added, the Gram matrix of the features of RFA and BRFA converges to a kernel "
         "in closed form, and ridge regression on the features to ridge regression with the kernel: "
@@ -90,33 +96,7 @@ CLAIM = Claim(
         "square) the relative distance to the limit is fitted by a power of M through the medians "
         f"over the seeds: its exponent is within {TOLERANCE} of {RATE}, for RFA and for BRFA."
     ),
-    sizes={
-        "quick": {
-            "model": ["rfa", "brfa"],
-            "heads": [16, 64, 256, 1024],
-            "dim": 4,
-            "keys": 4,
-            "examples": 100,
-            "seeds": 10,
-        },
-        "default": {
-            "model": ["rfa", "brfa"],
-            "heads": [16, 64, 256, 1024, 4096],
-            "dim": 8,
-            "keys": 8,
-            "examples": 200,
-            "seeds": 10,
-        },
-        "paper": {
-            "model": ["rfa", "brfa"],
-            "heads": [16, 64, 256, 1024, 4096],
-            "dim": 16,
-            "keys": 16,
-            "examples": 500,
-            "seeds": 10,
-        },
-    },
-    cells=grid,
+    sizes=SETTINGS,
     measure=measure,
     judge=judge,
     draw=draw,

@@ -3,43 +3,47 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onelayer.lab import comparing, figures, learning, scaling
-from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
+from onelayer.lab import figures, learning_setup, rules
+from onelayer.lab.claim import FIRST_PAPER, CannotJudge, Check, Claim, Measured, Results, by_size
+from onelayer.lab.figures import Figure
+from onelayer.lab.grids import grid_by_model
 from onelayer.theory import bounds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ERROR = 0.1  # to reach, of the target's variance
 SPREAD = 2.0  # what attention needs may vary by, from the least to the largest
 SHARE = 0.5  # of the predicted growth, which the network has to show
 DEGREES = (1, 2)
 LINEAR = "f_{1,1}"
+SETTINGS = by_size(
+    model=["rfa", "rfmlp"],
+    keys=([2, 8, 32], [2, 4, 8, 16, 32, 64], [2, 4, 8, 16, 32, 64]),
+    dim=(6, 8, 16),
+    heads=(600, 800, 1000),
+    attention_examples=(512, 1024, 4096),
+    network_examples=(1024, 2048, 8192),
+    seeds=(3, 5, 5),
+)
 
 
 def measure(model: str, keys: int, dim: int, heads: int, examples: int, seed: int) -> Measured:
     """The examples needed for f_{1,1} and f_{1,2}, None where `examples` are too few."""
-    estimator = learning.model(model, heads, dim, seed)
-    return learning.needed_for_powers(estimator, DEGREES, dim, keys, examples, seed, ERROR)
+    estimator = learning_setup.make_model(model, heads, dim, seed)
+    return learning_setup.needed_for_powers(estimator, DEGREES, dim, keys, examples, seed, ERROR)
 
 
 def judge(results: Results) -> list[Check]:
-    comparing.require(results, "model", ["rfa", "rfmlp"])
-    comparing.at_least_two(results, "keys")
+    rules.require(results, "model", ["rfa", "rfmlp"])
+    rules.at_least_two(results, "keys")
     attention, network = results.where(model="rfa"), results.where(model="rfmlp")
-    return [
-        *(_constant(attention, f"f_{{1,{degree}}}") for degree in DEGREES),
-        *_growing(network),
-    ]
+    return [*(_constant(attention, f"f_{{1,{degree}}}") for degree in DEGREES), *_growing(network)]
 
 
 def _needed(results: Results, target: str) -> dict[int, float]:
     """The examples needed by the number of keys, ascending."""
-    found = {keys: comparing.median(part, target) for keys, part in results.by("keys")}
+    found = results.medians(target, by="keys")
     if min(found.values()) == np.inf:
         raise CannotJudge(f"{results.of('examples')[0]} examples are too few for {target}")
     return dict(sorted(found.items()))
@@ -85,10 +89,10 @@ def draw(results: Results, figure: Figure) -> None:
     panels = figure.subplots(1, len(DEGREES))
     for axes, degree in zip(panels, DEGREES, strict=True):
         target = f"f_{{1,{degree}}}"
-        scaling.draw_needed(axes, results, target)
+        figures.examples_needed(axes, results, target)
         attention = results.where(model="rfa")
-        keys, level = attention.of("keys"), comparing.median(attention, target)
-        figures.predicted(axes, keys, [level] * len(keys), "predicted: constant", number=0)
+        keys, level = attention.of("keys"), attention.median(target)
+        figures.level(axes, keys, level, "predicted: constant", number=0)
         line = [level * bounds.sample_size_ratio(degree, count) for count in keys]
         figures.predicted(axes, keys, line, f"$((N+2)/4)^{degree}$ times that", number=1)
         axes.set_title(f"${target}$ to {ERROR:g} of its variance")
@@ -98,7 +102,7 @@ def draw(results: Results, figure: Figure) -> None:
 CLAIM = Claim(
     name="keys",
     title="Attention needs as many examples for many keys as for few",
-    source=learning.FIRST_PAPER,
+    source=FIRST_PAPER,
     prediction=(
         "The bound on random-feature attention (RFA) for averages of a function of one key does "
         "not depend on the number N of keys; that on a random-feature network on all tokens side "
@@ -110,36 +114,8 @@ CLAIM = Claim(
         "keys; those of RFMLP on f_{1,1} grow with every step in the number of keys, and from the "
         f"fewest to the most keys by at least {SHARE:g} of the predicted factor."
     ),
-    sizes={
-        "quick": {
-            "model": ["rfa", "rfmlp"],
-            "keys": [2, 8, 32],
-            "dim": 6,
-            "heads": 600,
-            "attention_examples": 512,
-            "network_examples": 1024,
-            "seeds": 3,
-        },
-        "default": {
-            "model": ["rfa", "rfmlp"],
-            "keys": [2, 4, 8, 16, 32, 64],
-            "dim": 8,
-            "heads": 800,
-            "attention_examples": 1024,
-            "network_examples": 2048,
-            "seeds": 5,
-        },
-        "paper": {
-            "model": ["rfa", "rfmlp"],
-            "keys": [2, 4, 8, 16, 32, 64],
-            "dim": 16,
-            "heads": 1000,
-            "attention_examples": 4096,
-            "network_examples": 8192,
-            "seeds": 5,
-        },
-    },
-    cells=scaling.cells,
+    sizes=SETTINGS,
+    cells=grid_by_model,
     measure=measure,
     judge=judge,
     draw=draw,

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onelayer import inputs
-from onelayer.lab import comparing, figures, gradient_descent, learning
-from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results, grid
+from onelayer.lab import figures, gradient_descent, rules
+from onelayer.lab.claim import FIRST_PAPER, CannotJudge, Check, Claim, Measured, Results, by_size
+from onelayer.lab.figures import Figure
+from onelayer.lab.gradient_descent import Numbers
+from onelayer.lab.learning_setup import TEST_EXAMPLES, make_model
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.api import recover
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-METHODS = ("refine", "gradient descent", "random features")
+METHODS = ["refine", "gradient descent", "random features"]
 FLAT, SHARP = 0.1, 2.0  # standard deviations of scores: almost a mean, and a choice among tokens
 RATE = 0.03  # of gradient descent at its start
 
@@ -27,7 +26,17 @@ FAR_OFF = 0.1  # what random features leave at least, with as many
 SMALL = 0.01  # the error for which examples are counted
 SUFFICIENT = 0.05  # what random features may leave of a flat layer with the most examples
 
-Numbers = np.ndarray[Any, Any]
+SETTINGS = by_size(
+    method=METHODS,
+    sharpness=[FLAT, SHARP],
+    examples=([16, 32, 64, 128], [32, 64, 128, 256, 512], [16, 32, 64, 128, 256, 512]),
+    dim=(8, 16, 16),
+    tokens=(4, 4, 16),
+    heads=(2, 4, 8),
+    random_heads=(100, 300, 1000),
+    steps=(1000, 2000, 5000),
+    seeds=(2, 3, 5),
+)
 
 
 def measure(
@@ -44,7 +53,7 @@ def measure(
     """The error on new examples over the variance, all output rows of the layer together."""
     layer = AttentionLayer.random(heads, dim, scale=sharpness, seed=generator(seed, "layer"))
     X = _tokens(examples, tokens, dim, generator(seed, "inputs"))
-    new = _tokens(learning.TEST_EXAMPLES, tokens, dim, generator(seed, "test inputs"))
+    new = _tokens(TEST_EXAMPLES, tokens, dim, generator(seed, "test inputs"))
     Y, expected = layer(X), layer(new)
     if method == "refine":
         drawn = generator(seed, "search")
@@ -54,7 +63,7 @@ def measure(
         drawn = generator(seed, "start")
         predicted = gradient_descent.fit(X, Y, heads, steps, RATE, drawn)(new)
     else:
-        model = learning.model("rfa", random_heads, dim, seed)
+        model = make_model("rfa", random_heads, dim, seed)
         model.fit(_queries(X), Y.reshape(-1, dim))
         predicted = model.predict(_queries(new)).reshape(expected.shape)
     spread = np.sum((expected - expected.mean(axis=(0, 1))) ** 2)
@@ -80,21 +89,21 @@ def equations_per_unknown(results: Results, examples: int) -> float:
 
 
 def judge(results: Results) -> list[Check]:
-    comparing.require(results, "method", METHODS)
-    comparing.require(results, "sharpness", (FLAT, SHARP))
-    sizes = comparing.at_least_two(results, "examples")
+    rules.require(results, "method", METHODS)
+    rules.require(results, "sharpness", (FLAT, SHARP))
+    sizes = rules.at_least_two(results, "examples")
     enough = [n for n in sizes if equations_per_unknown(results, n) >= ENOUGH]
     if not enough:
         raise CannotJudge(f"no number of examples has {ENOUGH:g} equations per unknown")
-    sharp, flat = results.where(sharpness=SHARP), results.where(sharpness=FLAT)
-    refined = max(
-        comparing.median(part.where(method="refine", examples=n), "error")
-        for part in (sharp, flat)
-        for n in enough
+    sharp, flat = ({m: _errors(results, m, s) for m in METHODS} for s in (SHARP, FLAT))
+    refined = max(errors["refine"][n] for errors in (sharp, flat) for n in enough)
+    rough = sharp["random features"][enough[0]]
+    simple = flat["random features"][sizes[-1]]
+    needed = {m: min((n for n in sizes if sharp[m][n] <= SMALL), default=math.inf) for m in METHODS}
+    counts = (
+        f"{method} {f'{n:g}' if math.isfinite(n) else f'over {sizes[-1]}'}"
+        for method, n in needed.items()
     )
-    rough = comparing.median(sharp.where(method="random features", examples=enough[0]), "error")
-    simple = comparing.median(flat.where(method="random features", examples=sizes[-1]), "error")
-    needed = [_needed(sharp.where(method=method)) for method in METHODS]
     return [
         Check(
             f"refine is exact from {ENOUGH:g} equations per unknown on",
@@ -109,9 +118,8 @@ def judge(results: Results) -> list[Check]:
         Check(
             "on a sharp layer gradient descent needs as many examples as refine or more, and fewer "
             "than random features",
-            f"for an error of {SMALL:g}: "
-            + ", ".join(f"{m} {_shown(n, sizes)}" for m, n in zip(METHODS, needed, strict=True)),
-            needed[0] <= needed[1] < needed[2],
+            f"for an error of {SMALL:g}: {', '.join(counts)}",
+            needed["refine"] <= needed["gradient descent"] < needed["random features"],
         ),
         Check(
             "on a flat layer, almost a mean of the tokens, random features come near",
@@ -121,43 +129,29 @@ def judge(results: Results) -> list[Check]:
     ]
 
 
-def _needed(results: Results) -> float:
-    """The fewest examples whose median error is small, infinite if there are none."""
-    sizes = sorted(results.of("examples"))
-    errors = [comparing.median(results.where(examples=n), "error") for n in sizes]
-    return min(
-        (n for n, error in zip(sizes, errors, strict=True) if error <= SMALL), default=math.inf
-    )
-
-
-def _shown(needed: float, sizes: list[int]) -> str:
-    return f"{needed:g}" if math.isfinite(needed) else f"over {sizes[-1]}"
+def _errors(results: Results, method: str, sharpness: float) -> dict[int, float]:
+    return results.where(method=method, sharpness=sharpness).medians("error", by="examples")
 
 
 def draw(results: Results, figure: Figure) -> None:
     panels = figure.subplots(1, len(results.of("sharpness")), sharey=True, squeeze=False)[0]
     sizes = results.of("examples")
     enough = ENOUGH / equations_per_unknown(results, 1)
+    corners = [enough, enough, max(max(sizes), enough)]
     for axes, (sharpness, part) in zip(panels, results.by("sharpness"), strict=True):
-        for number, (method, cells) in enumerate(part.by("method")):
-            figures.curve(axes, cells, "examples", "error", method, number)
+        figures.curves(axes, part, "examples", "error", by="method")
         axes.set_yscale("log")
-        figures.predicted(
-            axes,
-            [enough, enough, max(max(sizes), enough)],
-            [1, EXACT, EXACT],
-            "predicted bound on refine",
-        )
-        comparing.spaced(axes, sizes)
+        figures.predicted(axes, corners, [1, EXACT, EXACT], "predicted bound on refine")
+        figures.log_ticks(axes, sizes)
         axes.set(xlabel="examples $n$", title=f"scores of standard deviation {sharpness:g}")
     panels[0].set_ylabel("test error / variance")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figures.legend_below(figure, panels[0], ncols=4)
 
 
 CLAIM = Claim(
     name="learned-attention",
     title="Learned attention is exact where random features are still far off",
-    source=learning.FIRST_PAPER,
+    source=FIRST_PAPER,
     prediction=(
         "A conjecture on a question that the paper leaves open: what a softmax attention layer of "
         "few heads computes is learned by a layer whose attention is learned too: exactly from a "
@@ -174,42 +168,7 @@ CLAIM = Claim(
         "many examples as refine, and fewer than random features; for scores of standard deviation "
         f"{FLAT}, random features leave at most {SUFFICIENT} with the most examples."
     ),
-    sizes={
-        "quick": {
-            "method": list(METHODS),
-            "sharpness": [FLAT, SHARP],
-            "examples": [16, 32, 64, 128],
-            "dim": 8,
-            "tokens": 4,
-            "heads": 2,
-            "random_heads": 100,
-            "steps": 1000,
-            "seeds": 2,
-        },
-        "default": {
-            "method": list(METHODS),
-            "sharpness": [FLAT, SHARP],
-            "examples": [32, 64, 128, 256, 512],
-            "dim": 16,
-            "tokens": 4,
-            "heads": 4,
-            "random_heads": 300,
-            "steps": 2000,
-            "seeds": 3,
-        },
-        "paper": {
-            "method": list(METHODS),
-            "sharpness": [FLAT, SHARP],
-            "examples": [16, 32, 64, 128, 256, 512],
-            "dim": 16,
-            "tokens": 16,
-            "heads": 8,
-            "random_heads": 1000,
-            "steps": 5000,
-            "seeds": 5,
-        },
-    },
-    cells=grid,
+    sizes=SETTINGS,
     measure=measure,
     judge=judge,
     draw=draw,

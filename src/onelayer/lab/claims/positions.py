@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from onelayer.lab import blindness, comparing, figures, learning
-from onelayer.lab.claim import Check, Claim, Measured, Results, grid
+from onelayer.lab import figures, order_targets, rules
+from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, by_size
+from onelayer.lab.figures import Figure
+from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.theory import targets
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-ENCODINGS = ("sinusoidal", "learned-random", "onehot")
+ENCODINGS = ["sinusoidal", "learned-random", "onehot"]
 ORDERED = ("one position", "alternating sum")
 BLIND = "average"  # f_{1,1}, which does not depend on the order
 
@@ -19,37 +16,49 @@ ABOVE = 0.95  # of the floor: no less without positions, but for the spread of a
 BELOW = 0.9  # of the floor: at most this with every encoding
 FAR_BELOW = 0.5  # of the floor: at most this with one-hot positions
 LEARNED = 0.1  # of the variance: at most this on the target that needs no positions
+OCTAVES = [128, 256, 512, 1024, 2048, 4096, 8192]
+SETTINGS = by_size(
+    positions=["none", *ENCODINGS],
+    examples=([64, 256, 1024], OCTAVES[:5], OCTAVES[1:]),
+    dim=(8, 16, 16),
+    keys=(4, 4, 16),
+    heads=(100, 300, 1000),
+    seeds=(2, 5, 5),
+)
 
 
 def measure(positions: str, examples: int, dim: int, keys: int, heads: int, seed: int) -> Measured:
     """The test errors on two targets that depend on the order, and on one that does not."""
     encoding = None if positions == "none" else positions
-    model = learning.model("rfa", heads, dim, seed, positions=encoding)
-    learned = [blindness.target(name, dim) for name in ORDERED]
-    learned.append(targets.average_power(1, dim))
-    curve = learning.curve(model, learned, keys, [examples], seed, blindness.TEST_EXAMPLES)
-    return learning.last_errors(curve, (*ORDERED, BLIND))
+    model = make_model("rfa", heads, dim, seed, positions=encoding)
+    learned = {name: order_targets.target(name, dim) for name in ORDERED}
+    learned[BLIND] = targets.average_power(1, dim)
+    test_examples = order_targets.TEST_EXAMPLES
+    return errors_at(model, learned, keys, examples, seed, test_examples=test_examples)
 
 
 def judge(results: Results) -> list[Check]:
-    comparing.require(results, "positions", ("none", *ENCODINGS))
+    rules.require(results, "positions", ["none", *ENCODINGS])
     most = results.where(examples=max(results.of("examples")))
-    price = {p: comparing.median(most.where(positions=p), BLIND) for p in ("none", *ENCODINGS)}
-    checks = [check for target in ORDERED for check in _seen(most, target)]
-    checks.append(
+    price = {p: most.where(positions=p).median(BLIND) for p in ("none", *ENCODINGS)}
+    return [
+        *(check for target in ORDERED for check in _seen(most, target)),
         Check(
             "positions cost something on f_{1,1}, which needs none, and still it is learned",
             ", ".join(f"{encoding} {error:.2g}" for encoding, error in price.items()),
             all(price["none"] < price[encoding] <= LEARNED for encoding in ENCODINGS),
-        )
-    )
-    return checks
+        ),
+    ]
+
+
+def _floor(results: Results, target: str) -> float:
+    return order_targets.floor(target, results.of("dim")[0], results.of("keys")[0])
 
 
 def _seen(results: Results, target: str) -> list[Check]:
-    """What positions are for, with the most examples."""
-    floor = blindness.floor(target, results.of("dim")[0], results.of("keys")[0])
-    error = {p: comparing.median(part, target) for p, part in results.by("positions")}
+    """Checks that encodings make the order visible, with the most examples."""
+    floor = _floor(results, target)
+    error = results.medians(target, by="positions")
     return [
         Check(
             f"{target}: without positions no error is below {floor:.3g}",
@@ -73,22 +82,20 @@ def draw(results: Results, figure: Figure) -> None:
     panels = figure.subplots(1, 3, sharex=True)
     sizes = results.of("examples")
     for axes, target in zip(panels, (*ORDERED, BLIND), strict=True):
-        for number, (positions, part) in enumerate(results.by("positions")):
-            figures.curve(axes, part, "examples", target, positions, number)
+        figures.curves(axes, results, "examples", target, by="positions")
         if target in ORDERED:
-            floor = blindness.floor(target, results.of("dim")[0], results.of("keys")[0])
-            figures.predicted(axes, sizes, [floor] * len(sizes), "blind to order")
-        comparing.spaced(axes, sizes)
+            figures.level(axes, sizes, _floor(results, target), "blind to order")
+        figures.log_ticks(axes, sizes)
         axes.set(xlabel="examples $n$", title=target)
     panels[-1].set(yscale="log", title=f"{BLIND}, $f_{{1,1}}$")
     panels[0].set_ylabel("test error / variance")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    figures.legend_below(figure, panels[0])
 
 
 CLAIM = Claim(
     name="positions",
     title="Positional encodings make attention see the order of its keys",
-    source=learning.FIRST_PAPER,
+    source=FIRST_PAPER,
     prediction=(
         "A conjecture on a question that the paper leaves open: with a positional encoding "
         "random-feature attention learns targets that depend on the order of the keys, which it "
@@ -104,33 +111,7 @@ CLAIM = Claim(
         f"f_{{1,1}} every encoding leaves more than none does, and at most {LEARNED} of the "
         "variance."
     ),
-    sizes={
-        "quick": {
-            "positions": ["none", *ENCODINGS],
-            "examples": [64, 256, 1024],
-            "dim": 8,
-            "keys": 4,
-            "heads": 100,
-            "seeds": 2,
-        },
-        "default": {
-            "positions": ["none", *ENCODINGS],
-            "examples": [128, 256, 512, 1024, 2048],
-            "dim": 16,
-            "keys": 4,
-            "heads": 300,
-            "seeds": 5,
-        },
-        "paper": {
-            "positions": ["none", *ENCODINGS],
-            "examples": [256, 512, 1024, 2048, 4096, 8192],
-            "dim": 16,
-            "keys": 16,
-            "heads": 1000,
-            "seeds": 5,
-        },
-    },
-    cells=grid,
+    sizes=SETTINGS,
     measure=measure,
     judge=judge,
     draw=draw,

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from onelayer.lab import comparing, figures, learning, scaling
-from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Results
+from onelayer.lab import figures, learning_setup, rules
+from onelayer.lab.claim import FIRST_PAPER, CannotJudge, Check, Claim, Measured, Results, by_size
+from onelayer.lab.figures import Figure
+from onelayer.lab.grids import grid_by_model
 from onelayer.theory import bounds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ERROR = 0.1  # to reach, of the target's variance
 SLACK = 2.0  # for every degree: bounds leave constants out, so (N+2)/4 is known up to one
 DEGREES = (1, 2, 3)
+SETTINGS = by_size(
+    model=["rfa", "rfmlp"],
+    keys=([2, 6, 14], [2, 6, 14, 30], [4, 16, 32]),
+    dim=(4, 4, 16),
+    heads=(600, 1600, 1000),
+    attention_examples=(512, 512, 8192),
+    network_examples=(1024, 3072, 8192),
+    seeds=(3, 3, 5),
+)
 
 
 def measure(model: str, keys: int, dim: int, heads: int, examples: int, seed: int) -> Measured:
     """The examples needed for f_{1,p}, None where `examples` are too few."""
-    estimator = learning.model(model, heads, dim, seed)
-    return learning.needed_for_powers(estimator, DEGREES, dim, keys, examples, seed, ERROR)
+    estimator = learning_setup.make_model(model, heads, dim, seed)
+    return learning_setup.needed_for_powers(estimator, DEGREES, dim, keys, examples, seed, ERROR)
 
 
 class Ratio(NamedTuple):
@@ -41,7 +49,7 @@ class Ratio(NamedTuple):
 
 
 def judge(results: Results) -> list[Check]:
-    comparing.require(results, "model", ["rfa", "rfmlp"])
+    rules.require(results, "model", ["rfa", "rfmlp"])
     checks = [check for degree in DEGREES for check in _checks(results, degree)]
     if not checks:
         raise CannotJudge(f"the largest sizes are too small for an error of {ERROR}")
@@ -73,11 +81,10 @@ def _ratios(results: Results, degree: int) -> list[Ratio]:
     """One for every number of keys with which attention gets there."""
     ratios = []
     for keys, part in results.by("keys"):
-        attention, network = part.where(model="rfa"), part.where(model="rfmlp")
-        few = comparing.median(attention, f"f_{{1,{degree}}}")
-        many = comparing.median(network, f"f_{{1,{degree}}}")
+        needed = part.medians(f"f_{{1,{degree}}}", by="model")
+        few, many = needed["rfa"], needed["rfmlp"]
         if np.isfinite(few):
-            known = min(many, network.of("examples")[0])
+            known = min(many, part.where(model="rfmlp").of("examples")[0])
             predicted = bounds.sample_size_ratio(degree, keys)
             ratios.append(Ratio(keys, predicted, known / few, bound=not np.isfinite(many)))
     return ratios
@@ -87,13 +94,10 @@ def draw(results: Results, figure: Figure) -> None:
     panels = figure.subplots(1, len(DEGREES), sharey=True)
     for axes, degree in zip(panels, DEGREES, strict=True):
         target = f"f_{{1,{degree}}}"
-        scaling.draw_needed(axes, results, target)
-        line = {
-            keys: comparing.median(part, target) * bounds.sample_size_ratio(degree, keys)
-            for keys, part in results.where(model="rfa").by("keys")
-        }
-        label = r"RFA $\times\ ((N+2)/4)^p$"
-        figures.predicted(axes, list(line), list(line.values()), label)
+        figures.examples_needed(axes, results, target)
+        needed = results.where(model="rfa").medians(target, by="keys")
+        line = [n * bounds.sample_size_ratio(degree, keys) for keys, n in needed.items()]
+        figures.predicted(axes, list(needed), line, r"RFA $\times\ ((N+2)/4)^p$")
         axes.set_title(f"${target}$ to {ERROR:g} of its variance")
         axes.label_outer()
     panels[0].legend(*panels[-1].get_legend_handles_labels())
@@ -102,7 +106,7 @@ def draw(results: Results, figure: Figure) -> None:
 CLAIM = Claim(
     name="sample-size",
     title="A network on all tokens needs ((N+2)/4)^p times the examples of attention",
-    source=learning.FIRST_PAPER,
+    source=FIRST_PAPER,
     prediction=(
         "For an average of a function of degree p of one of N keys the bound on random-feature "
         "attention (RFA) asks for an order of (4d)^p examples, that on a random-feature network on "
@@ -115,36 +119,8 @@ CLAIM = Claim(
         "there, its largest size gives a lower bound, which counts where it decides; degrees that "
         "RFA does not get to are left out."
     ),
-    sizes={
-        "quick": {
-            "model": ["rfa", "rfmlp"],
-            "keys": [2, 6, 14],
-            "dim": 4,
-            "heads": 600,
-            "attention_examples": 512,
-            "network_examples": 1024,
-            "seeds": 3,
-        },
-        "default": {
-            "model": ["rfa", "rfmlp"],
-            "keys": [2, 6, 14, 30],
-            "dim": 4,
-            "heads": 1600,
-            "attention_examples": 512,
-            "network_examples": 3072,
-            "seeds": 3,
-        },
-        "paper": {
-            "model": ["rfa", "rfmlp"],
-            "keys": [4, 16, 32],
-            "dim": 16,
-            "heads": 1000,
-            "attention_examples": 8192,
-            "network_examples": 8192,
-            "seeds": 5,
-        },
-    },
-    cells=scaling.cells,
+    sizes=SETTINGS,
+    cells=grid_by_model,
     measure=measure,
     judge=judge,
     draw=draw,

@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onelayer.lab import comparing, figures, recovering
-from onelayer.lab.claim import Check, Claim, Measured, Result, Results, grid
+from onelayer.lab import figures, recovery_setup
+from onelayer.lab.claim import (
+    SECOND_PAPER,
+    Check,
+    Claim,
+    Measured,
+    Result,
+    Results,
+    by_size,
+)
+from onelayer.lab.figures import Figure, SubFigure
 from onelayer.lab.phase_reports import PhaseReport, phase_reports
-from onelayer.lab.recovering import EXACT, NEAR, worst_head
+from onelayer.lab.recovery_setup import EXACT, NEAR, worst_head
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.api import recover
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure, SubFigure
-
 GAIN = 10.0  # phase 3 must make the sum of the projections better by this factor
 STRAYING = 3.0  # a true error may be so many times what the phase measured itself
 ESTIMATED = {1: "sum", 2: "hull", 3: "sum", 4: "hull", 5: "hull", 6: "heads"}
+SETTINGS = by_size(
+    shape=(
+        ["2x8x3x20000"],
+        ["2x8x3x400000", "3x12x2x1000000"],
+        ["2x8x3x400000", "3x12x2x1000000", "3x12x3x4000000", "4x16x2x8000000"],
+    ),
+    seeds=(2, 5, 10),
+)
 
 
 def measure(shape: str, seed: int) -> Measured:
     """The true error after every phase and the one that it measured itself; polished heads."""
-    layer, X, Y = recovering.instance(*sizes_of(shape), seed=seed)
+    layer, X, Y = recovery_setup.instance(*sizes_of(shape), seed=seed)
     phases = last_rounds(phase_reports(X, Y, layer, generator(seed, "search")))
     found = recover(X, Y, layer.heads, method="sculpt", seed=generator(seed, "search"))
     values = {"polished": worst_head(found.layer, layer), "reason": found.reason.name.lower()}
@@ -64,7 +77,7 @@ def side_by_side(layer: AttentionLayer, estimate: AttentionLayer) -> Measured:
 def judge(results: Results) -> list[Check]:
     gains, hulls, heads = [], [], []
     for shape, part in results.by("shape"):
-        error = {n: comparing.median(part, f"true_{n}") for n in ESTIMATED}
+        error = {n: part.median(f"true_{n}") for n in ESTIMATED}
         gains.append((shape, error[1], error[3]))
         hulls.append((shape, error[5]))
         heads.append((shape, error[6]))
@@ -122,7 +135,7 @@ def draw_trace(results: Results, figure: SubFigure) -> None:
     for number, (shape, part) in enumerate(results.by("shape")):
         traced = by_phase(part)
         figures.curve(axes, traced, "phase", "true", label_of(shape), number)
-        at = {phase: comparing.median(cells, "own") for phase, cells in traced.by("phase")}
+        at = {phase: cells.median("own") for phase, cells in traced.by("phase")}
         own = {phase: error for phase, error in at.items() if math.isfinite(error)}
         colour, _ = figures.style(number)
         axes.plot(list(own), list(own.values()), ":", color=colour, linewidth=1)
@@ -168,7 +181,7 @@ def draw_heads(results: Results, figure: SubFigure) -> None:
 CLAIM = Claim(
     name="six-phases",
     title="Six phases find every head to a few per cent, and polishing makes them exact",
-    source=recovering.SECOND_PAPER,
+    source=SECOND_PAPER,
     prediction=(
         "Correlations give the sum of the projections roughly (phase 1); the body sculpted with it "
         "(2) shows rows with large margins, from which the sum comes out far better (3), and with "
@@ -182,15 +195,7 @@ CLAIM = Claim(
         f"phases 3 and 5 are at most {STRAYING:g} times what the phase measured itself, and "
         f"polished heads are within {EXACT:g}."
     ),
-    sizes={
-        "quick": {"shape": ["2x8x3x20000"], "seeds": 2},
-        "default": {"shape": ["2x8x3x400000", "3x12x2x1000000"], "seeds": 5},
-        "paper": {
-            "shape": ["2x8x3x400000", "3x12x2x1000000", "3x12x3x4000000", "4x16x2x8000000"],
-            "seeds": 10,
-        },
-    },
-    cells=grid,
+    sizes=SETTINGS,
     measure=measure,
     judge=judge,
     draw=draw,

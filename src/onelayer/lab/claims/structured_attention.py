@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from onelayer.inputs import boolean, gaussian
-from onelayer.lab import comparing, figures, layers, recovering
-from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Parameters, Results, grid
+from onelayer.lab import figures, layer_families, recovery_setup
+from onelayer.lab.claim import (
+    SECOND_PAPER,
+    CannotJudge,
+    Check,
+    Claim,
+    Measured,
+    Parameters,
+    Results,
+    by_size,
+    grid,
+)
+from onelayer.lab.figures import Axes, Figure
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.api import recover
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FOUND = {"sculpt": 0.05, "refine": 1e-6, "refine with rank": 1e-6}  # error of the worst head
 WRONG = {"sculpt": 0.1, "refine": 1e-3, "refine with rank": 1e-3}  # if it is called converged
@@ -29,6 +36,21 @@ INPUTS = {"boolean": boolean, "gaussian": gaussian}
 SEARCH = {"restarts": 3, "max_steps": 400}
 LEAST = 10  # examples that are worth a try
 HEADS = 2
+SETTINGS = by_size(
+    structure=(
+        ["full", "diagonal", "rank 1"],
+        ["full", "4 blocks", "diagonal", "rank 2", "rank 1"],
+        ["full", "2 blocks", "4 blocks", "diagonal", "rank 4", "rank 2", "rank 1"],
+    ),
+    inputs=(["boolean"], list(INPUTS), list(INPUTS)),
+    tokens=3,
+    scale=3.0,
+    sculpt_dim=8,
+    sculpt_examples=(10_000, 40_000, 256_000),
+    refine_dim=(8, 12, 16),
+    refine_examples=(64, 96, 128),
+    seeds=(1, 3, 5),
+)
 
 
 def cells(settings: Mapping[str, Any]) -> list[Parameters]:
@@ -59,7 +81,7 @@ def measure(
     seed: int,
 ) -> Measured:
     """The examples needed: the fewest, going down from all of them, before a search fails."""
-    shape = layers.Shape(HEADS, dim, scale)
+    shape = layer_families.Shape(HEADS, dim, scale)
     layer = _layer(structure, shape, generator(seed, "layer"))
     X = INPUTS[inputs](examples, tokens, dim, generator(seed, "inputs"))
     Y = layer(X)
@@ -71,7 +93,7 @@ def measure(
     measured: dict[str, Any] = {"needed": None, "error": None, "wrong": 0}
     for count in _fewer(examples, FACTOR[method]):
         found = recover(X[:count], Y[:count], HEADS, seed=generator(seed, "search"), **how)
-        error = recovering.worst_head(found.layer, layer)
+        error = recovery_setup.worst_head(found.layer, layer)
         measured["wrong"] += int(found.converged and error > WRONG[method])
         if error > FOUND[method]:
             return measured | {"failed": count, "reason": found.reason.name.lower()}
@@ -79,12 +101,14 @@ def measure(
     return measured | {"failed": None, "reason": None}
 
 
-def _layer(structure: str, shape: layers.Shape, drawn: np.random.Generator) -> AttentionLayer:
+def _layer(
+    structure: str, shape: layer_families.Shape, drawn: np.random.Generator
+) -> AttentionLayer:
     rank = _rank(structure)
     if rank is not None:
-        return layers.low_rank(rank, shape, drawn)
+        return layer_families.low_rank(rank, shape, drawn)
     blocks = {"full": 1, "diagonal": shape.dim}.get(structure)
-    return layers.block_diagonal(blocks or int(structure.split()[0]), shape, drawn)
+    return layer_families.block_diagonal(blocks or int(structure.split()[0]), shape, drawn)
 
 
 def _rank(structure: str) -> int | None:
@@ -172,7 +196,7 @@ def _unknowns(structure: str, dim: int) -> float:
 
 
 def _needed(results: Results) -> float:
-    return comparing.median(results, "needed")
+    return results.median("needed")
 
 
 def _counted(examples: float) -> str:
@@ -224,7 +248,7 @@ def _points(axes: Axes, results: Results, structures: list[str], label: str, num
 CLAIM = Claim(
     name="structured-attention",
     title="Structured attention is learned like any other, and from less if the structure is known",
-    source=recovering.SECOND_PAPER,
+    source=SECOND_PAPER,
     prediction=(
         "A question that the paper leaves open: diagonal, block-diagonal and low-rank attention. "
         "Conjecture: it is no special case. Neither the six phases nor Gauss-Newton steps need "
@@ -241,41 +265,7 @@ CLAIM = Claim(
         f"is called converged is off by more than {WRONG['sculpt']:.0%} (the six phases) or "
         f"{WRONG['refine']:.1%} (Gauss-Newton steps)."
     ),
-    sizes={
-        "quick": {
-            "structure": ["full", "diagonal", "rank 1"],
-            "inputs": ["boolean"],
-            "tokens": 3,
-            "scale": 3.0,
-            "sculpt_dim": 8,
-            "sculpt_examples": 10_000,
-            "refine_dim": 8,
-            "refine_examples": 64,
-            "seeds": 1,
-        },
-        "default": {
-            "structure": ["full", "4 blocks", "diagonal", "rank 2", "rank 1"],
-            "inputs": list(INPUTS),
-            "tokens": 3,
-            "scale": 3.0,
-            "sculpt_dim": 8,
-            "sculpt_examples": 40_000,
-            "refine_dim": 12,
-            "refine_examples": 96,
-            "seeds": 3,
-        },
-        "paper": {
-            "structure": ["full", "2 blocks", "4 blocks", "diagonal", "rank 4", "rank 2", "rank 1"],
-            "inputs": list(INPUTS),
-            "tokens": 3,
-            "scale": 3.0,
-            "sculpt_dim": 8,
-            "sculpt_examples": 256_000,
-            "refine_dim": 16,
-            "refine_examples": 128,
-            "seeds": 5,
-        },
-    },
+    sizes=SETTINGS,
     cells=cells,
     measure=measure,
     judge=judge,

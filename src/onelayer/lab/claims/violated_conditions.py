@@ -5,21 +5,28 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from onelayer.lab import figures, layers, recovering
-from onelayer.lab.claim import CannotJudge, Check, Claim, Measured, Parameters, Results, grid
+from onelayer.lab import figures, layer_families, recovery_setup
+from onelayer.lab.claim import (
+    SECOND_PAPER,
+    CannotJudge,
+    Check,
+    Claim,
+    Measured,
+    Parameters,
+    Results,
+    by_size,
+    grid,
+)
+from onelayer.lab.figures import Axes, Figure
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.api import Recovery, recover
 from onelayer.recovery.conditions import conditions
 from onelayer.recovery.reasons import Reason
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 COARSE, FINE, NOISY = 0.1, 1e-3, 0.1  # errors beyond which a layer is wrong
 SHARE = 0.9  # of the layers that meet all conditions, which have to be found
@@ -34,6 +41,20 @@ _NAMES = {
     "refine": "Gauss-Newton steps alone",
 }
 _BLUE, _RED = figures.COLOURS[:2]
+SETTINGS = by_size(
+    family=(
+        ["distance", "effective-rank", "projection-independence"],
+        list(layer_families.FAMILIES),
+        list(layer_families.FAMILIES),
+    ),
+    steps=(3, 4, 8),
+    dim=8,
+    tokens=3,
+    scale=3.0,
+    sculpt_examples=(20_000, 50_000, 100_000),
+    refine_examples=2000,
+    seeds=(1, 2, 3),
+)
 
 
 def cells(settings: Mapping[str, Any]) -> list[Parameters]:
@@ -42,9 +63,11 @@ def cells(settings: Mapping[str, Any]) -> list[Parameters]:
     rest = {name: value for name, value in settings.items() if name not in ("family", "steps")}
     found: list[Parameters] = []
     for family in settings["family"]:
-        if family not in layers.FAMILIES:
-            raise ValueError(f"family is {family!r}, expected one of {', '.join(layers.FAMILIES)}")
-        steps = [float(step) for step in layers.FAMILIES[family].thinned(count)]
+        if family not in layer_families.FAMILIES:
+            raise ValueError(
+                f"family is {family!r}, expected one of {', '.join(layer_families.FAMILIES)}"
+            )
+        steps = [float(step) for step in layer_families.FAMILIES[family].thinned(count)]
         found += grid({"family": family, "step": steps, **rest})
     return found
 
@@ -60,8 +83,8 @@ def measure(
     seed: int,
 ) -> Measured:
     """Which conditions fail, and how the six phases, polishing and Gauss-Newton steps end."""
-    kind = layers.FAMILIES[family]
-    layer, X, Y = layers.instance(kind, step, dim, tokens, scale, sculpt_examples, seed)
+    kind = layer_families.FAMILIES[family]
+    layer, X, Y = layer_families.instance(kind, step, dim, tokens, scale, sculpt_examples, seed)
 
     def recovered(examples: int, **how: Any) -> Recovery:
         drawn = generator(seed, "search")
@@ -78,7 +101,7 @@ def measure(
     }
     measured: dict[str, Any] = {"violated": _violated(layer), "stopped": stopped}
     for way, found in ways.items():
-        error = recovering.worst_head(found.layer, layer)
+        error = recovery_setup.worst_head(found.layer, layer)
         measured[f"{way} error"] = error if math.isfinite(error) else None
         measured[f"{way} converged"] = found.converged
         measured[f"{way} reason"] = found.reason.name.lower()
@@ -106,7 +129,11 @@ def judge(results: Results) -> list[Check]:
         if len(part.of("step")) < 2:
             raise CannotJudge(f"the family {family} has one step, which shows no change")
     met = Results(
-        tuple(c for c in results if not c["violated"] and not layers.FAMILIES[c["family"]].noisy)
+        tuple(
+            c
+            for c in results
+            if not c["violated"] and not layer_families.FAMILIES[c["family"]].noisy
+        )
     )
     if not len(met):
         raise CannotJudge("no layer meets all conditions, so that none has to be found")
@@ -151,7 +178,7 @@ def _believed(results: Results, way: str) -> Check:
 def _limit(way: str, family: str) -> float:
     if way == "phases":
         return COARSE
-    return NOISY if layers.FAMILIES[family].noisy else FINE
+    return NOISY if layer_families.FAMILIES[family].noisy else FINE
 
 
 def _degraded(results: Results) -> Check:
@@ -207,7 +234,7 @@ def _panel(axes: Axes, family: str, results: Results) -> None:
     axes.set_yscale("log")
     axes.set_xlim(-0.5, len(steps) - 0.5)
     axes.set_xticks(range(len(steps)), [f"{step:g}" for step in steps])
-    kind = layers.FAMILIES[family]
+    kind = layer_families.FAMILIES[family]
     axes.set_title(textwrap.fill(", ".join(kind.conditions) or family, 28), fontsize=7)
     axes.set_xlabel(textwrap.fill(kind.meaning, 24), fontsize=7)
     axes.tick_params(labelsize=7)
@@ -216,7 +243,7 @@ def _panel(axes: Axes, family: str, results: Results) -> None:
 CLAIM = Claim(
     name="violated-conditions",
     title="Recovery degrades where a condition is violated, and says so",
-    source=recovering.SECOND_PAPER,
+    source=SECOND_PAPER,
     prediction=(
         "A question that the paper leaves open: how recovery degrades as each condition is "
         "violated. Conjecture: where all conditions hold the six phases find the heads; as one of "
@@ -233,38 +260,7 @@ CLAIM = Claim(
         f"steps alone. Every family's worst step has at least {GROWTH:g} times the median error of "
         "its first, or is refused."
     ),
-    sizes={
-        "quick": {
-            "family": ["distance", "effective-rank", "projection-independence"],
-            "steps": 3,
-            "dim": 8,
-            "tokens": 3,
-            "scale": 3.0,
-            "sculpt_examples": 20_000,
-            "refine_examples": 2000,
-            "seeds": 1,
-        },
-        "default": {
-            "family": list(layers.FAMILIES),
-            "steps": 4,
-            "dim": 8,
-            "tokens": 3,
-            "scale": 3.0,
-            "sculpt_examples": 50_000,
-            "refine_examples": 2000,
-            "seeds": 2,
-        },
-        "paper": {
-            "family": list(layers.FAMILIES),
-            "steps": 8,
-            "dim": 8,
-            "tokens": 3,
-            "scale": 3.0,
-            "sculpt_examples": 100_000,
-            "refine_examples": 2000,
-            "seeds": 3,
-        },
-    },
+    sizes=SETTINGS,
     cells=cells,
     measure=measure,
     judge=judge,

@@ -1,23 +1,18 @@
-"""What the claims of the second paper share: layers to recover, and how far off results are."""
+"""Layers to recover, and errors of results, for the claims of the second paper."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import numpy as np
 
 from onelayer import inputs
-from onelayer.lab.claim import Check, Measured, Results, Settings, Value, grid
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.api import Recovery
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-SECOND_PAPER = "arXiv 2402.04084"
 SCALE = 3.0  # standard deviation of the scores, in the middle of where the six phases work
 NEAR = 0.05  # of the worst head: what the six phases are asked for without polishing
 EXACT = 1e-9  # of the worst head: what Gauss-Newton steps are asked for
@@ -27,27 +22,6 @@ Method = Literal["sculpt", "refine"]  # the six phases, Gauss-Newton steps
 METHODS: tuple[Method, ...] = ("sculpt", "refine")
 
 Array = np.ndarray[Any, Any]
-
-
-def grid_by_method(settings: Settings) -> list[dict[str, Value]]:
-    """The cells of both methods; `sculpt_heads`, say, are the `heads` of that method alone.
-
-    >>> grid_by_method({"dim": 4, "sculpt_heads": 1, "refine_heads": [2, 3], "seeds": 1})
-    [{'method': 'sculpt', 'dim': 4, 'heads': 1, 'seed': 0},
-     {'method': 'refine', 'dim': 4, 'heads': 2, 'seed': 0},
-     {'method': 'refine', 'dim': 4, 'heads': 3, 'seed': 0}]
-    """
-    cells = []
-    for method in METHODS:
-        own: dict[str, Any] = {"method": method}
-        for name, value in settings.items():
-            prefix, _, rest = name.partition("_")
-            if prefix == method:
-                own[rest] = value
-            elif prefix not in METHODS:
-                own[name] = value
-        cells += grid(own)
-    return cells
 
 
 def instance(
@@ -84,7 +58,7 @@ def fewest_examples(heads: int, dim: int, tokens: int, out_dim: int) -> float:
 
 
 def growing(first: float, step: float, largest: float) -> Iterator[int]:
-    """Whole numbers from `first` to `largest`, each so many times the one before.
+    """Whole numbers from `first` to `largest`, each `step` times the one before.
 
     >>> list(growing(3, 2.0, 20))
     [3, 6, 12]
@@ -95,26 +69,13 @@ def growing(first: float, step: float, largest: float) -> Iterator[int]:
         size *= step
 
 
-def ended(found: Recovery, layer: AttentionLayer) -> Measured:
+def ended(found: Recovery, layer: AttentionLayer) -> dict[str, Any]:
     """How far off the worst head is, and what the result says of itself."""
     return {
         "error": worst_head(found.layer, layer),
         "converged": found.converged,
         "reason": found.reason.name.lower(),
     }
-
-
-def no_wrong_claims(results: Results) -> Check:
-    """Whether all that is said to be right is, of cells that say how they `ended`."""
-    wrong = sum(cell["converged"] and cell["error"] > CLAIMED for cell in results)
-    statement = f"no result that is said to be right is off by more than {CLAIMED:.0%}"
-    return Check(statement, f"{wrong} of {len(results)}", wrong == 0)
-
-
-def tick_examples(axes: Axes, examples: Sequence[int]) -> None:
-    """Ticks at the numbers of examples that were measured."""
-    axes.set_xticks(examples, [f"{n // 1000}k" if n >= 10_000 else str(n) for n in examples])
-    axes.set_xticks([], minor=True)
 
 
 def worst_head(estimate: AttentionLayer, layer: AttentionLayer) -> float:

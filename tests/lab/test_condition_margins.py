@@ -4,12 +4,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from onelayer import AttentionLayer, conditions
-from onelayer.lab import margins
+from onelayer.lab import condition_margins
 from onelayer.lab.claim import Result, Results
 
 
 def test_the_groups_have_all_conditions_once():
-    names = [name for names in margins.GROUPS.values() for name in names]
+    names = [name for names in condition_margins.GROUPS.values() for name in names]
     assert sorted(names) == sorted(conditions(AttentionLayer.random(heads=2, dim=2)))
 
 
@@ -24,15 +24,15 @@ def test_the_groups_have_all_conditions_once():
     ],
 )
 def test_a_margin_is_above_1_where_the_condition_holds(name, measured, expected):
-    assert margins.margin(name, measured) == pytest.approx(expected)
+    assert condition_margins.margin(name, measured) == pytest.approx(expected)
 
 
 def test_margins_are_drawn_for_every_condition_but_those_that_always_hold():
-    cell = {name: [1.0, 2.0, 4.0] for name in margins.COMPARED}
+    cell = {name: [1.0, 2.0, 4.0] for name in condition_margins.COMPARED}
     axes = Figure().subplots()
-    margins.draw(axes, {"made up": Results((Result({"seed": 0}, cell),))})
+    condition_margins.draw(axes, {"made up": Results((Result({"seed": 0}, cell),))})
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == list(margins.COMPARED)
+    assert labels == list(condition_margins.COMPARED)
     assert "singular gap" not in labels
     line = next(line for line in axes.lines if line.get_label() == "made up")
     drawn = dict(zip(labels, line.get_xdata(), strict=True))

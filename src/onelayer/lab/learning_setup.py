@@ -1,8 +1,8 @@
-"""What the claims of the first paper share: models by name, and examples to learn from."""
+"""Models and learning curves that the claims of the first paper measure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,17 +15,16 @@ from onelayer.theory.targets import Target, average_power
 if TYPE_CHECKING:
     from onelayer.features.estimators import Regressor
 
-FIRST_PAPER = "arXiv 2307.11353"
 TEST_EXAMPLES = 2000
 BIASES = {"rfa": 0.0, "brfa": 1.0}  # times the identity
 # The paper's model has no intercept and takes tokens as they are.
 PAPER: dict[str, Any] = {"fit_intercept": False, "standardize": False}
 
 
-def model(
+def make_model(
     name: str, heads: int, dim: int, seed: int, alpha: float | str = "loo", **options: Any
 ) -> Regressor:
-    """The paper's RFA, BRFA or, with as many trained parameters, RFMLP."""
+    """The paper's RFA, BRFA or RFMLP; RFMLP has as many trained parameters as the others."""
     drawn = generator(seed, "model")
     if name == "rfmlp":
         return ol.RandomFeatureMLP(heads * (dim + 1), alpha=alpha, random_state=drawn, **PAPER)
@@ -33,7 +32,7 @@ def model(
     return ol.RandomFeatureAttention(heads, **settings)
 
 
-def curve(
+def learning_curve(
     estimator: Regressor,
     targets: Sequence[Target],
     keys: int,
@@ -44,8 +43,8 @@ def curve(
 ) -> ol.LearningCurve:
     """Errors at all sizes and for all targets, on tokens uniform on the sphere.
 
-    What is learned from has Gaussian noise of `noise` standard deviations of the target; what is
-    tested on has none, so that the error is the excess risk.
+    Training outputs have Gaussian noise of `noise` standard deviations of the target. Test outputs
+    have none, so that the error is the excess risk.
     """
     n = max(sizes)
     X = inputs.sphere(n + test_examples, keys + 1, targets[0].dim, generator(seed, "inputs"))
@@ -56,7 +55,7 @@ def curve(
 
 
 def sizes_up_to(largest: int, least: int = 16, per_octave: int = 2) -> list[int]:
-    """Sample sizes from `least` on, so many an octave, and the largest itself.
+    """Sample sizes from `least` on, `per_octave` an octave, and the largest itself.
 
     >>> sizes_up_to(70)
     [16, 23, 32, 45, 64, 70]
@@ -77,21 +76,31 @@ def needed_for_powers(
 ) -> dict[str, Any]:
     """The examples needed for each of the f_{1,p}; None where the largest size is too small."""
     averages = [average_power(power, dim) for power in powers]
-    found = curve(estimator, averages, keys, sizes_up_to(largest, least=4), seed)
-    return needed(found, averages, error)
+    curve = learning_curve(estimator, averages, keys, sizes_up_to(largest, least=4), seed)
+    return needed(curve, averages, error)
 
 
-def reached(size: float) -> float | None:
-    """A sample size, or None where it is infinite: the error was not reached."""
-    return float(size) if np.isfinite(size) else None
+def errors_by_target(curve: ol.LearningCurve, targets: Sequence[Target]) -> dict[str, list[float]]:
+    """By the name of the target, the errors at all sizes."""
+    return {target.name: curve.test_error[:, i].tolist() for i, target in enumerate(targets)}
 
 
-def last_errors(curve: ol.LearningCurve, names: Iterable[str]) -> dict[str, float]:
-    """By name, the error on every target with the most examples."""
-    return dict(zip(names, map(float, curve.test_error[-1]), strict=True))
+def errors_at(
+    estimator: Regressor,
+    targets: Mapping[str, Target],
+    keys: int,
+    examples: int,
+    seed: int,
+    **options: Any,
+) -> dict[str, float]:
+    """The error on every target after learning from `examples` examples."""
+    curve = learning_curve(estimator, [*targets.values()], keys, [examples], seed, **options)
+    return dict(zip(targets, map(float, curve.test_error[-1]), strict=True))
 
 
-def needed(curve: ol.LearningCurve, targets: Sequence[Target], error: float) -> dict[str, Any]:
+def needed(
+    curve: ol.LearningCurve, targets: Sequence[Target], error: float
+) -> dict[str, float | None]:
     """By the name of the target, the examples needed for an error; None where not reached."""
-    sizes = map(reached, curve.samples_needed(error))
+    sizes = [float(n) if np.isfinite(n) else None for n in curve.samples_needed(error)]
     return dict(zip([target.name for target in targets], sizes, strict=True))

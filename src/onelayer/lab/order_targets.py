@@ -1,4 +1,4 @@
-"""Targets that depend on the order of the keys, and what is known of them without it."""
+"""Targets that depend on the order of the keys, and their least error without it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from onelayer.theory import targets
 from onelayer.theory.targets import Target
 
-TEST_EXAMPLES = 8000  # an error beside an exact floor: its spread is to be about a percent
+TEST_EXAMPLES = 8000  # an error is compared with an exact floor: its spread is about 1 %
 _TARGETS: dict[str, Callable[[int], Target]] = {
     "one position": lambda dim: targets.one_position(1, p=1, dim=dim),
     "alternating sum": lambda dim: targets.ordered_sum(dim, weights="alternating"),
@@ -22,9 +22,9 @@ def target(name: str, dim: int) -> Target:
 
 
 def floor(name: str, dim: int, keys: int) -> float:
-    """The least error, over the variance, of a function that is blind to the order of the keys.
+    """The least error, over the variance, of a function that is invariant to the order of keys.
 
-    With weights w_i such a function knows of Σ_i w_i <β, x_i> its mean over all orders,
+    The best such estimate of Σ_i w_i <β, x_i> is its mean over all orders,
     (Σ_i w_i) · (1/N) Σ_i <β, x_i>.
 
     >>> floor("one position", dim=8, keys=4), floor("alternating sum", dim=8, keys=4)
