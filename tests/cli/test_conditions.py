@@ -90,10 +90,10 @@ def test_a_model_beside_random_layers_of_its_head_size_and_norm(model):
     assert run("conditions", model, "--survey", 7, "--seed", 3).stdout == result.stdout
 
 
-def test_biases_are_passed_over_and_it_is_said(tmp_path):
+def test_biases_are_ignored_and_it_is_said(tmp_path):
     plain = run("conditions", write_model(tmp_path))
     biased = run("conditions", write_model(tmp_path, bias=True))
-    assert "Key biases, which the paper's layer has not, are passed over." in words(biased.stdout)
+    assert "Key biases, which the paper's layer does not have, are ignored." in words(biased.stdout)
     assert "biases" not in plain.stdout
 
 

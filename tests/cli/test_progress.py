@@ -3,7 +3,7 @@ import io
 from rich.console import Console
 
 from onelayer.cli.progress import live
-from onelayer.lab.run import Progress
+from onelayer.lab.run import Tally
 
 
 def shown(terminal, *progress, total=40):
@@ -16,7 +16,7 @@ def shown(terminal, *progress, total=40):
 
 
 def test_a_log_has_a_line_for_every_tenth():
-    steps = [Progress(n, 0, 40, "noise") for n in range(40)] + [Progress(39, 1, 40, "noise")]
+    steps = [Tally(n, 0, 40, "noise") for n in range(40)] + [Tally(39, 1, 40, "noise")]
     lines = shown(False, *steps).splitlines()
     assert len(lines) == 11
     assert lines[0] == "0 of 40 cells, 0 failed"
@@ -24,11 +24,11 @@ def test_a_log_has_a_line_for_every_tenth():
 
 
 def test_a_log_of_nothing_to_do_is_a_line():
-    assert shown(False, Progress(0, 0, 0)) == "0 of 0 cells, 0 failed\n"
+    assert shown(False, Tally(0, 0, 0)) == "0 of 0 cells, 0 failed\n"
 
 
 def test_a_terminal_shows_claim_cells_failures_and_time():
-    text = shown(True, Progress(7, 0, 40), Progress(12, 3, 40, "six-phases"))
+    text = shown(True, Tally(7, 0, 40), Tally(12, 3, 40, "six-phases"))
     assert "six-phases" in text
     assert "15/40 cells, 3 failed" in text
     assert "left:" in text

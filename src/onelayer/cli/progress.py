@@ -5,63 +5,55 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bar
 
-from onelayer.lab.run import Progress
+from onelayer.lab.run import Tally
 
-_LINES = 10  # that a run writes into a file instead
+_LINES = 10  # lines of a log
 
 
 @contextmanager
-def live(console: Console, total: int) -> Iterator[Callable[[Progress], None]]:
-    """A listener for `run` that shows how far it is, for as long as the context lasts."""
+def live(console: Console, total: int) -> Iterator[Callable[[Tally], None]]:
+    """A `progress` for `run`, which shows the numbers of cells while the context lasts."""
     if not console.is_terminal:
-        yield _lines(console)
+        yield _log(console)
         return
     columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("cells{task.fields[failed]}"),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
+        bars.SpinnerColumn(),
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("cells{task.fields[failed]}"),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("left:"),
+        bars.TimeRemainingColumn(),
     )
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=total, failed="")
+    with bars.Progress(*columns, console=console, transient=True) as display:
+        task = display.add_task("starting", total=total, failed="")
 
-        def listen(progress: Progress) -> None:
-            bar.update(
+        def show(tally: Tally) -> None:
+            display.update(
                 task,
-                completed=progress.done + progress.failed,
-                description=progress.claim or "starting",
-                failed=f", [red]{progress.failed} failed[/red]" if progress.failed else "",
+                completed=tally.done + tally.failed,
+                description=tally.claim or "starting",
+                failed=f", [red]{tally.failed} failed[/red]" if tally.failed else "",
             )
 
-        yield listen
+        yield show
 
 
-def _lines(console: Console) -> Callable[[Progress], None]:
-    """A listener for logs: a line at the start and for every tenth of the cells."""
-    told = -1
+def _log(console: Console) -> Callable[[Tally], None]:
+    """A `progress` for logs: a line at the start and for every tenth of the cells."""
+    last = -1
 
-    def listen(progress: Progress) -> None:
-        nonlocal told
-        finished = progress.done + progress.failed
-        part = _LINES * finished // max(1, progress.total)
-        if part > told:
-            told = part
-            text = f"{finished} of {progress.total} cells, {progress.failed} failed"
+    def show(tally: Tally) -> None:
+        nonlocal last
+        finished = tally.done + tally.failed
+        part = _LINES * finished // max(1, tally.total)
+        if part > last:
+            last = part
+            text = f"{finished} of {tally.total} cells, {tally.failed} failed"
             console.print(text, highlight=False, soft_wrap=True)
 
-    return listen
+    return show

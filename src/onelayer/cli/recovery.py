@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import zipfile
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-import onelayer
-from onelayer.cli.terminal import err, fail, out
+from onelayer import inputs
+from onelayer.cli.terminal import check_folder, err, fail, out, plain_errors, say
 from onelayer.data import cluster as clusters
 from onelayer.data import files
 from onelayer.io import safetensors_files
@@ -23,16 +23,62 @@ from onelayer.recovery import display
 from onelayer.recovery.api import Recovery, recover
 from onelayer.recovery.certificate import Certificate
 
+ExamplesFile = Annotated[
+    Path,
+    typer.Argument(
+        help="A .npz or .safetensors file with arrays X, Y and perhaps mask; or a folder with "
+        "X.npy and Y.npy, a .zarr group, an .h5 or .hdf5 file, which are read block by block."
+    ),
+]
+LayerFile = Annotated[
+    Path, typer.Option("--output", "-o", help="The file to write the layer to (safetensors).")
+]
+HeadsOrAuto = Annotated[str, typer.Option(help="The number of heads, or auto.")]
+Method = Annotated[
+    str, typer.Option(help="refine (Gauss-Newton), sculpt (the six phases), or auto.")
+]
+Polish = Annotated[bool, typer.Option(help="Refine the result of the six phases (sculpt).")]
+Rank = Annotated[int | None, typer.Option(help="Rank of the attention matrices.")]
+Bias = Annotated[bool, typer.Option("--bias", help="Recover key and output biases too.")]
+Causal = Annotated[bool, typer.Option("--causal", help="The layer is causal.")]
+Tolerance = Annotated[float, typer.Option(help="Relative error at which to stop.")]
+HeadTolerance = Annotated[
+    float, typer.Option(help="Largest error bar of a head that counts as recovered.")
+]
+SearchSeed = Annotated[int, typer.Option(min=0, help="Seed of the search.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+ClusterAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="The scheduler of a Dask cluster. All of its machines need to see FILE, a folder, "
+        ".zarr, .h5 or .hdf5.",
+    ),
+]
+Restarts = Annotated[int, typer.Option(help="Further starts if the first one fails.")]
+MaxSeconds = Annotated[float | None, typer.Option(help="Time limit in seconds.")]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Save the best layer so far to this file, at most every ten seconds.",
+    ),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue from the checkpoint of an earlier run.")
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Write the layer even if the recovery did not converge.")
+]
+
 
 def demo(
     heads: Annotated[int, typer.Option(min=1, help="Heads of the layer to recover.")] = 8,
     dim: Annotated[int, typer.Option(min=2, help="Dimension of a token.")] = 32,
-    examples: Annotated[
-        int, typer.Option(min=2, help="Random examples to recover it from.")
-    ] = 1000,
+    examples: Annotated[int, typer.Option(min=2, help="Number of random examples.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of layer, inputs and search.")] = 0,
 ) -> None:
-    """Make a random attention layer, recover it from its inputs and outputs, and compare.
+    """Recover a random attention layer from its inputs and outputs, and compare the two.
 
     Examples:
 
@@ -41,82 +87,44 @@ def demo(
         onelayer demo --heads 4 --dim 16 --examples 400 --seed 3
     """
     layer = AttentionLayer.random(heads=heads, dim=dim, scale=2.0, seed=seed)
-    X = onelayer.inputs.boolean(examples, 4, dim, seed=seed + 1)
+    X = inputs.boolean(examples, 4, dim, seed=seed + 1)
     out.print(
         f"A random layer with {heads} heads of {dim} x {dim}, seen only through "
         f"{examples} random examples of 4 tokens: what are its weights?"
     )
-    try:
-        with display.live(err) as listener:
-            found = recover(X, layer(X), heads=heads, seed=seed, progress=listener)
-    except KeyboardInterrupt:
-        fail("interrupted", code=130)
+    with plain_errors(), display.live(err) as listener:
+        found = recover(X, layer(X), heads=heads, seed=seed, progress=listener)
     match = found.layer.distance(layer)
-    table = Table(title="Recovered heads", title_justify="left")
-    for column in ("head", "found as", "attention error", "projection error"):
-        table.add_column(column, justify="right")
-    for head in range(heads):
-        table.add_row(
-            str(head),
-            str(match.permutation[head]),
-            f"{match.attention[head]:.1e}",
-            f"{match.projection[head]:.1e}",
-        )
+    names = ("head", "found as", "attention error", "projection error")
+    columns = (Column(name, justify="right") for name in names)
+    table = Table(*columns, title="Recovered heads", title_justify="left")
+    errors = zip(match.permutation, match.attention, match.projection, strict=True)
+    for head, (index, attention, projection) in enumerate(errors):
+        table.add_row(str(head), str(index), f"{attention:.1e}", f"{projection:.1e}")
     out.print(table)
     _report(found)
     raise typer.Exit(0 if found.converged else 1)
 
 
 def recover_command(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="A .npz or .safetensors file with arrays X and Y, perhaps mask; or a folder with "
-            "X.npy and Y.npy, a .zarr group, an .h5 or .hdf5 file, which are read block by block."
-        ),
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the layer (safetensors).")
-    ],
-    heads: Annotated[str, typer.Option(help="The number of heads, or auto.")] = "auto",
-    method: Annotated[
-        str, typer.Option(help="refine (Gauss-Newton), sculpt (the six phases), or auto.")
-    ] = "auto",
-    polish: Annotated[
-        bool, typer.Option(help="Make what the six phases found exact (sculpt).")
-    ] = True,
-    rank: Annotated[int | None, typer.Option(help="Rank of the attention matrices.")] = None,
-    bias: Annotated[bool, typer.Option("--bias", help="Find key and output biases too.")] = False,
-    causal: Annotated[bool, typer.Option("--causal", help="The layer is causal.")] = False,
-    tol: Annotated[float, typer.Option(help="Relative error to stop at.")] = 1e-12,
-    head_tol: Annotated[
-        float, typer.Option(help="Largest error bar of a head that counts as recovered.")
-    ] = 0.1,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="The scheduler of a Dask cluster, whose machines all see FILE: a folder, .zarr, "
-            ".h5 or .hdf5.",
-        ),
-    ] = None,
-    restarts: Annotated[int, typer.Option(help="Further starts if the first fails.")] = 20,
-    max_seconds: Annotated[float | None, typer.Option(help="Give up after so long.")] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Keep the best layer so far in this file, written every ten seconds at most.",
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the checkpoint of a run that was ended.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Write the layer even if it is not to be believed.")
-    ] = False,
+    file: ExamplesFile,
+    output: LayerFile,
+    heads: HeadsOrAuto = "auto",
+    method: Method = "auto",
+    polish: Polish = True,
+    rank: Rank = None,
+    bias: Bias = False,
+    causal: Causal = False,
+    tol: Tolerance = 1e-12,
+    head_tol: HeadTolerance = 0.1,
+    seed: SearchSeed = 0,
+    device: Device = None,
+    cluster: ClusterAddress = None,
+    restarts: Restarts = 20,
+    max_seconds: MaxSeconds = None,
+    checkpoint: Checkpoint = None,
+    resume: Resume = False,
+    force: Force = False,
 ) -> None:
     """Recover the attention layer behind examples X (n, tokens, dim) and Y (n, tokens, out_dim).
 
@@ -128,82 +136,68 @@ def recover_command(
         onelayer recover examples.npz --heads 8 -o layer.safetensors
 
         onelayer recover examples.safetensors --heads 12 --rank 32 --bias -o layer.safetensors
-            --checkpoint best.safetensors
-
-        onelayer recover examples.safetensors --heads 12 --rank 32 --bias -o layer.safetensors
             --checkpoint best.safetensors --resume
 
         onelayer recover folder/ --method sculpt -o layer.safetensors
 
         onelayer recover examples.zarr --cluster tcp://scheduler:8786 -o layer.safetensors
     """
-    if output.is_dir():
-        fail(f"{output} is a folder, expected a file to write to")
-    if output.exists() and file.exists() and output.samefile(file):
-        fail(f"{output} holds the examples, expected another file to write to")
-    if not output.parent.is_dir():
-        fail(f"{output.parent} is no folder, expected one to write {output.name} to")
-    _check_checkpoint(checkpoint, resume, output)
-    try:
-        with _using(cluster), display.live(err) as listener:
-            arrays = _read(file, on_cluster=cluster is not None)
-            found = recover(
-                arrays["X"],
-                arrays["Y"],
-                heads=int(heads) if re.fullmatch("-?[0-9]+", heads) else heads,  # type: ignore[arg-type]
-                method=method,  # type: ignore[arg-type]
-                polish=polish,
-                rank=rank,
-                bias=bias,
-                causal=causal,
-                mask=arrays.get("mask"),
-                tol=tol,
-                head_tol=head_tol,
-                seed=seed,
-                device=device,
-                restarts=restarts,
-                max_seconds=max_seconds,
-                checkpoint=checkpoint,
-                resume=resume,
-                progress=listener,
-            )
+    options = locals()  # those of `recover`, once the others are taken out
+    for name in ("file", "output", "cluster", "force"):
+        del options[name]
+    if re.fullmatch("-?[0-9]+", heads):
+        options["heads"] = int(heads)
+    with plain_errors():
+        _check_files(file, output, checkpoint, resume)
+        found = _recover(file, cluster, options)
         if found.converged or force:
             found.layer.save(output)
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        fail(str(error))
-    except KeyboardInterrupt:  # typer would end here without a word
-        kept = checkpoint is not None and checkpoint.exists()
-        what = f"--resume goes on from {checkpoint}" if kept else "nothing was written"
-        fail(f"interrupted; {what}", code=130)
     _report(found)
     if found.converged or force:
-        text = escape(f"Wrote {found.layer} to {output}.")
-        out.print(text, highlight=False, soft_wrap=True)
+        say(f"Wrote {found.layer} to {output}.")
     else:
-        out.print("Nothing was written: the layer is not to be believed (--force writes it).")
+        say("Nothing was written: the recovery did not converge (--force writes the layer).")
     raise typer.Exit(0 if found.converged else 1)
 
 
-def _using(address: str | None) -> AbstractContextManager[None]:
-    """The cluster at an address, if there is one."""
-    return nullcontext() if address is None else clusters.connected(address)
+def _recover(file: Path, cluster: str | None, options: dict[str, Any]) -> Recovery:
+    """Recover the layer behind a file, perhaps on a cluster."""
+    connected = nullcontext() if cluster is None else clusters.connected(cluster)
+    try:
+        with connected, display.live(err) as listener:
+            arrays = _read(file, on_cluster=cluster is not None)
+            mask = arrays.get("mask")
+            return recover(arrays["X"], arrays["Y"], mask=mask, progress=listener, **options)
+    except KeyboardInterrupt:
+        checkpoint = options["checkpoint"]
+        kept = checkpoint is not None and checkpoint.exists()
+        what = f"--resume goes on from {checkpoint}" if kept else "nothing was written"
+        fail(f"interrupted; {what}", code=130)
 
 
-def _check_checkpoint(checkpoint: Path | None, resume: bool, output: Path) -> None:
-    """What `recover` would refuse in the words of Python, and a layer that would be overwritten."""
+def _check_files(file: Path, output: Path, checkpoint: Path | None, resume: bool) -> None:
+    """Refuse files that could not be written, or would overwrite others."""
+    if output.is_dir():
+        raise ValueError(f"{output} is a folder, expected a file to write to")
+    if output.exists() and file.exists() and output.samefile(file):
+        raise ValueError(f"{output} holds the examples, expected another file to write to")
+    check_folder(output)
     if checkpoint is None:
         if resume:
-            fail("--resume is given without --checkpoint, expected the file to go on from")
+            raise ValueError(
+                "--resume is given without --checkpoint, expected the file to go on from"
+            )
     elif checkpoint.absolute() == output.absolute():
-        fail(f"{output} is to hold the checkpoint and the layer, expected two files")
+        raise ValueError(f"{output} is to hold the checkpoint and the layer, expected two files")
     elif checkpoint.exists() and not resume:
-        fail(f"{checkpoint} exists, expected --resume to go on from it, or another file")
+        raise ValueError(
+            f"{checkpoint} exists, expected --resume to go on from it, or another file"
+        )
 
 
 def _read(path: Path, on_cluster: bool) -> dict[str, Any]:
-    """The arrays of a file or folder, with X and Y among them; large ones are yet to be read."""
-    lazily = path.suffix in (*files.HDF5, files.ZARR)
-    if lazily or (on_cluster and path.is_dir()):
+    """The arrays of a file or folder, with X and Y among them; large ones are read later."""
+    if path.suffix in (*files.HDF5, files.ZARR) or (on_cluster and path.is_dir()):
         arrays = files.dask_arrays(path)
     elif on_cluster:
         raise ValueError(
@@ -238,34 +232,32 @@ def _read_npz(path: Path) -> dict[str, Any]:
 
 
 def _report(found: Recovery) -> None:
-    """The outcome and its certificate as a table."""
+    """Print the outcome of a recovery and its certificate."""
     proof = found.certificate
     sure = f"{proof.confidence:.0%} sure"
-    table = Table(title="Certificate", title_justify="left", show_header=False)
-    rows = [
-        ("outcome", f"{'[green]' if found.converged else '[red]'}{found.reason}"),
-        ("time", f"{found.seconds:.1f} s, {len(found.trace)} steps"),
-        (f"errors of heads, {sure}", _bars(proof)),
-        ("heads not determined", ", ".join(map(str, proof.undetermined_heads)) or "none"),
-        ("inputs vary along", f"{proof.input_rank} of {found.layer.dim} directions"),
-        ("error on the examples", f"{found.relative_error:.1e} (relative)"),
-        ("error on held-out examples", f"{proof.error:.1e} ({proof.examples} examples)"),
-        (
-            f"unseen examples, {sure}",
-            f"error above {proof.worst:.1e} with chance {proof.exceed_probability:.2g} at the most",
-        ),
-    ]
+    rows = {
+        "outcome": f"{'[green]' if found.converged else '[red]'}{found.reason}",
+        "time": f"{found.seconds:.1f} s, {len(found.trace)} steps",
+        f"errors of heads, {sure}": _bars(proof),
+        "heads not determined": ", ".join(map(str, proof.undetermined_heads)) or "none",
+        "inputs vary along": f"{proof.input_rank} of {found.layer.dim} directions",
+        "error on the examples": f"{found.relative_error:.1e} (relative)",
+        "error on held-out examples": f"{proof.error:.1e} ({proof.examples} examples)",
+        f"unseen examples, {sure}": f"error above {proof.worst:.1e} with chance "
+        f"{proof.exceed_probability:.2g} at the most",
+    }
     if found.advice:
-        rows.append(("advice", escape(found.advice)))
+        rows["advice"] = escape(found.advice)
     elif found.reason.remedy:
-        rows.append(("what to try", found.reason.remedy))
-    for row in rows:
+        rows["what to try"] = found.reason.remedy
+    table = Table(title="Certificate", title_justify="left", show_header=False)
+    for row in rows.items():
         table.add_row(*row)
     out.print(table)
 
 
 def _bars(proof: Certificate) -> str:
-    """The largest error bars of a head, in words."""
+    """The largest error bars of all heads."""
     largest = proof.attention_error.max(), proof.projection_error.max()
     attention, projection = (f"{bar:.1e}" if np.isfinite(bar) else "unknown" for bar in largest)
     return f"attention at most {attention}, projection at most {projection} (relative)"

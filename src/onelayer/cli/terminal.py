@@ -1,7 +1,10 @@
-"""Where commands print, and how they give up."""
+"""Where commands print, and how they end after an error."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
@@ -11,7 +14,29 @@ out = Console()
 err = Console(stderr=True)  # progress and errors, so that what a command prints can be piped
 
 
+def say(text: str, console: Console = out) -> None:
+    """Print text as it is: without markup, colours or line breaks of its own."""
+    console.print(escape(text), highlight=False, soft_wrap=True)
+
+
 def fail(message: str, code: int = 2) -> NoReturn:
-    """End with a message and an exit status: 2 for a wrong call, 130 for an interruption."""
+    """Exit with a message and a status: 2 for a wrong call, 130 for an interruption."""
     err.print(f"[red]onelayer:[/red] {escape(message)}", highlight=False, soft_wrap=True)
     raise SystemExit(code)
+
+
+@contextmanager
+def plain_errors(interrupted: str = "interrupted") -> Iterator[None]:
+    """Report errors of the caller or the machine, and Ctrl-C, as one line without a traceback."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        fail(str(error))
+    except KeyboardInterrupt:  # typer would exit without a message
+        fail(interrupted, code=130)
+
+
+def check_folder(output: Path) -> None:
+    """Refuse a file in a folder that does not exist, before the work rather than after it."""
+    if not output.parent.is_dir():
+        raise ValueError(f"{output.parent} is no folder, expected one to write {output.name} to")

@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from onelayer.lab.claim import Claim, Parameters, Result, Settings, Size
+from onelayer.lab.claim import Claim, Parameters, Result, Settings, Size, Status
 from onelayer.lab.pools import ClusterPool, LocalPool, Pool, machine
 from onelayer.lab.store import Store, key_of, now
 from onelayer.lab.version import code_version
@@ -51,13 +51,22 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Progress:
+class Tally:
     """Numbers of cells done, failed and in all, and the claim of the latest cell."""
 
     done: int
     failed: int
     total: int
     claim: str = ""
+
+    def add(self, *status: str, claim: str = "") -> Tally:
+        """Count cells that finished with these status."""
+        done, failed = self.done + status.count("done"), self.failed + status.count("failed")
+        return Tally(done, failed, self.total, claim)
+
+
+def no_tally(_tally: Tally) -> None:
+    """Report nothing."""
 
 
 def run(
@@ -67,8 +76,8 @@ def run(
     workers: int = 1,
     cluster: str | None = None,
     retry_failed: bool = False,
-    progress: Callable[[Progress], None] | None = None,
-) -> Progress:
+    progress: Callable[[Tally], None] = no_tally,
+) -> Tally:
     """Measure the cells of the plans that the store does not have, and store them.
 
     After an interruption the same call continues. Cells that another run on the same store has
@@ -87,11 +96,11 @@ def run(
     retry_failed
         Measure again the cells that failed before.
     progress
-        Called after every cell.
+        Called at the start and after every cell.
 
     Returns
     -------
-    Progress
+    Tally
         The final numbers of cells.
     """
     cells = list({cell.key: cell for plan in plans for cell in plan.cells}.values())
@@ -100,32 +109,17 @@ def run(
     if retry_failed:
         store.forget_failed([cell.key for cell in cells])
     status = store.finished(cell.key for cell in cells)
-    tally = _Tally(len(cells), progress)
-    tally.add(*status.values())
+    tally = Tally(0, 0, len(cells)).add(*status.values())
+    progress(tally)
     left = deque(cell for cell in cells if cell.key not in status)
-    if left:
-        pool: Pool = LocalPool(min(workers, len(left))) if cluster is None else ClusterPool(cluster)
-        try:
-            with pool:
-                _Session(store, pool, tally, left).measure()
-        finally:
-            store.release()
-    return tally.progress
-
-
-class _Tally:
-    """Counts cells and reports the counts."""
-
-    def __init__(self, total: int, report: Callable[[Progress], None] | None) -> None:
-        self.progress = Progress(0, 0, total)
-        self._report = report
-
-    def add(self, *finished: str, claim: str = "") -> None:
-        failed = self.progress.failed + finished.count("failed")
-        done = self.progress.done + finished.count("done")
-        self.progress = Progress(done, failed, self.progress.total, claim)
-        if self._report is not None:
-            self._report(self.progress)
+    if not left:
+        return tally
+    pool: Pool = LocalPool(min(workers, len(left))) if cluster is None else ClusterPool(cluster)
+    try:
+        with pool:
+            return _Session(store, pool, progress, tally, left).measure()
+    finally:
+        store.release()
 
 
 @dataclass
@@ -138,13 +132,14 @@ class _Session:
 
     store: Store
     pool: Pool
-    tally: _Tally
+    progress: Callable[[Tally], None]
+    tally: Tally
     left: deque[Cell]
     suspects: deque[Cell] = field(default_factory=deque)
     suspected: set[str] = field(default_factory=set)  # keys of all present and former suspects
     running: dict[Future[Result], Cell] = field(default_factory=dict)
 
-    def measure(self) -> None:
+    def measure(self) -> Tally:
         """Keep the pool busy until no cell is left."""
         while self.left or self.suspects or self.running:
             if not self.suspects:
@@ -155,6 +150,7 @@ class _Session:
                 self._collect()
             else:
                 time.sleep(_RECHECK)  # other runs have taken all that is left
+        return self.tally
 
     def _fill(self) -> None:
         """Start cells until the pool is full; those that another run has taken come last."""
@@ -168,7 +164,7 @@ class _Session:
             elif status == "theirs":
                 self.left.append(cell)
             else:
-                self.tally.add(status, claim=cell.claim.name)
+                self._count(status, cell)
 
     def _submit(self, cell: Cell) -> None:
         try:
@@ -208,9 +204,13 @@ class _Session:
         self.pool.restart()
 
     def _store(self, cell: Cell, result: Result) -> None:
-        name = cell.claim.name
-        self.store.record(replace(result, claim=name, code=cell.code, key=cell.key, finished=now()))
-        self.tally.add(result.status, claim=name)
+        name, code, key = cell.claim.name, cell.code, cell.key
+        self.store.record(replace(result, claim=name, code=code, key=key, finished=now()))
+        self._count(result.status, cell)
+
+    def _count(self, status: Status, cell: Cell) -> None:
+        self.tally = self.tally.add(status, claim=cell.claim.name)
+        self.progress(self.tally)
 
 
 def _death(cell: Cell) -> Result:
