@@ -32,6 +32,7 @@ from scipy.special import fdtri
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.data.chunks import Chunks, InMemory
+from onelayer.recovery.equal_rows import DECIMALS, row_keys
 from onelayer.recovery.gauss_newton import jacobian, varpro
 from onelayer.recovery.gauss_newton.jacobian import Jacobian
 from onelayer.recovery.gauss_newton.varpro import Fit
@@ -41,7 +42,7 @@ from onelayer.recovery.whitening import AnyExamples, Whitening
 CONFIDENCE = 0.95
 _DRAWS = 6
 _MARGIN = 2.0  # the smallest singular value is found up to a part of it, and from above
-_COMPARED, _DECIMALS = 4000, 9  # rows that are compared, and how far whitened tokens are equal
+_COMPARED = 4000  # rows that are compared
 
 
 @dataclass(frozen=True)
@@ -172,9 +173,8 @@ def _copies(fitted: AnyExamples) -> float:
         queries, outputs = (
             backend.to_numpy(one) for one in (varpro.flattened(block.queries), block.outputs)
         )
-        both = np.concatenate([queries, outputs], axis=1)
         there = slice(None) if block.counted is None else backend.to_numpy(block.counted)[:, 0] > 0
-        rows += [row.tobytes() for row in np.ascontiguousarray(both[there].round(_DECIMALS))]
+        rows += row_keys(queries[there], outputs[there], decimals=DECIMALS)
     return len(rows) / max(len(set(rows)), 1)
 
 

@@ -3,7 +3,8 @@ import pytest
 
 from onelayer import AttentionLayer, inputs
 from onelayer.recovery.diagnosis import dependence
-from onelayer.recovery.diagnosis.suspicions import suspicions
+from onelayer.recovery.diagnosis import suspicions as module
+from onelayer.recovery.diagnosis.suspicions import Check, Suspicion, suspicions
 
 SERIOUS = {"axes", "causal", "not causal", "padding", "window", "positions", "unrelated"}
 TRIALS = range(4)
@@ -206,3 +207,16 @@ def test_energies_are_the_squared_coefficients_of_a_linear_map():
         pair[a, b] = 1
         energy, error = found.mean(pair)
         assert energy == pytest.approx(expected[a, b], abs=5 * error + 1e-3)
+
+
+def test_a_check_is_one_more_entry_of_the_list(monkeypatch):
+    def look(examples):
+        if examples.X.shape[2] == 8:
+            yield "8 dimensions"
+
+    X = inputs.gaussian(100, 3, 8)
+    Y = AttentionLayer.random(heads=1, dim=8)(X)
+    for check in (Check("wide", look), Check("wide", look, fewest=101), Check("", look, ("wide",))):
+        monkeypatch.setattr(module, "CHECKS", (*module.CHECKS, check))
+    found = suspicions(X, Y, bias=False, causal=False)
+    assert found == [Suspicion("wide", "8 dimensions")]

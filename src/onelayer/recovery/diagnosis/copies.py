@@ -13,6 +13,7 @@ import numpy as np
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.data.sources import Chunk
+from onelayer.recovery.equal_rows import first_equal
 
 Positions: TypeAlias = np.ndarray[Any, Any]
 
@@ -25,7 +26,7 @@ def split(examples: Chunk, held_out: int, rng: np.random.Generator) -> tuple[Pos
     """
     X, Y, mask = examples.arrays
     inputs = _groups(X, mask)
-    kept = _firsts(np.stack([inputs, _groups(Y, None)], axis=1))
+    kept = _firsts(np.stack([inputs, _groups(Y)], axis=1))
     held_out = max(1, held_out * len(kept) // len(inputs))
     inputs = np.unique(inputs[kept], return_inverse=True)[1]
     order = rng.permutation(int(inputs.max()) + 1)
@@ -40,17 +41,9 @@ def split(examples: Chunk, held_out: int, rng: np.random.Generator) -> tuple[Pos
     return kept[in_order[~out]], kept[in_order[out]]
 
 
-def _groups(values: Array, mask: Array | None) -> Positions:
+def _groups(*arrays: Array | None) -> Positions:
     """For every example the number of the first that is equal to it, (n,)."""
-    rows = np.ascontiguousarray(backend.to_numpy(values) + 0.0)  # which turns -0 to 0
-    there = None if mask is None else np.ascontiguousarray(backend.to_numpy(mask))
-    seen: dict[bytes, int] = {}
-    return np.array(
-        [
-            seen.setdefault(row.tobytes() + (b"" if there is None else there[i].tobytes()), i)
-            for i, row in enumerate(rows)
-        ]
-    )
+    return first_equal(*(backend.to_numpy(one) for one in arrays if one is not None))
 
 
 def _firsts(pairs: np.ndarray[Any, Any]) -> Positions:

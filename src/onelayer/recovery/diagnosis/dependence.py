@@ -43,6 +43,22 @@ class Energies:
     def places(self) -> int:
         return int(self.by_example.shape[1])
 
+    @property
+    def distance(self) -> Values:
+        """|a - b| of all pairs of rows a and keys b, (k, k)."""
+        place = np.arange(self.places)
+        return np.asarray(np.abs(place[:, None] - place[None, :]))
+
+    @property
+    def later(self) -> Values:
+        """1 for the pairs with a later key, else 0, (k, k)."""
+        return np.triu(np.ones((self.places, self.places)), 1)
+
+    @property
+    def others(self) -> Values:
+        """1 for the pairs of different places, else 0, (k, k)."""
+        return self.later + self.later.T
+
     def mean(self, pairs: Values) -> tuple[float, float]:
         """The mean energy of some pairs (k, k) of rows and keys, and its standard error.
 
