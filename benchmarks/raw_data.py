@@ -32,7 +32,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import onelayer as ol
-from onelayer.data import sources
+from onelayer.data import chunks
 
 TOKENS, DIM = 6, 5
 SIZES = np.logspace(-6, 6, DIM)  # of the columns, where each has its own
@@ -65,7 +65,7 @@ def main() -> None:
 
 def rows(options: argparse.Namespace, folder: Path) -> Iterator[list[str]]:
     X = ol.inputs.gaussian(2 * options.examples, TOKENS, DIM, seed=1)
-    sources.CHUNK_BYTES = X.nbytes // 16  # a file of a few blocks counts as large
+    chunks.CHUNK_BYTES = X.nbytes // 16  # a file of a few blocks counts as large
     y = targets(X)
     for name, estimator in estimators(options.heads).items():
         # scikit-learn's own estimators read no blocks

@@ -40,7 +40,7 @@ from rich.table import Table
 
 import onelayer as ol
 from onelayer.array import backend, linalg
-from onelayer.data import sources
+from onelayer.data import chunks, sources
 from onelayer.features.solvers.design import Design
 
 JOBS = RIDGE, SCULPT, REFINE = ["ridge", "sculpt", "refine"]
@@ -50,7 +50,7 @@ tell = Console(stderr=True, highlight=False).print
 
 def main() -> None:
     options = parsed()
-    sources.CHUNK_BYTES = int(options.chunk * 1e6)
+    chunks.CHUNK_BYTES = int(options.chunk * 1e6)
     if options.measure:
         print(json.dumps(measured_here(json.loads(options.measure))))
         return

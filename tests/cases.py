@@ -212,7 +212,7 @@ def frame_as_it_is(X, Y, scale=1.0, causal=False, bias=False):
     return Whitening(*shape, whole, bias, origin, matrix, None, mean, scale)
 
 
-def gathered(X, Y, held_out=(), source=sources.here, **options):
+def gathered(X, Y, held_out=(), source=sources.in_memory, **options):
     """Examples for the phases, which find their whitening; `source` says where they live."""
     scales = whitening.scales_of((largest(X), largest(Y)))
     held_out = np.array(held_out, dtype=int)
@@ -224,7 +224,7 @@ def as_they_are(X, Y, held_out=()):
     (n, tokens, _), out_dim = X.shape, Y.shape[2]
     spread = whitening.StreamedExamples(
         **vars(frame_as_it_is(X, Y)),
-        source=sources.here(X, Y, None),
+        source=sources.in_memory(X, Y, None),
         device=None,
         held_out=np.array(held_out, dtype=int),
         order=np.arange(0),

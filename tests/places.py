@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onelayer.data import sources
-
 KINDS = ["file", "function", "dask", "cluster"]
 _ROWS = 13  # of a block: the last one of most arrays is shorter
 
@@ -34,7 +32,8 @@ def place(kind, request):
     """A function that brings arrays to a place of a kind; a file is large at a few kilobytes."""
     if kind == "file":
         folder = request.getfixturevalue("tmp_path")
-        request.getfixturevalue("monkeypatch").setattr(sources, "CHUNK_BYTES", 13 * 4 * 3 * 8)
+        patch = request.getfixturevalue("monkeypatch")
+        patch.setattr("onelayer.data.chunks.CHUNK_BYTES", 13 * 4 * 3 * 8)
         return lambda array: on_disk(array, folder)
     if kind == "cluster":
         request.getfixturevalue("cluster")

@@ -13,7 +13,6 @@ from cases import random_mask
 
 from onelayer import AttentionLayer, inputs, recover
 from onelayer.array.backend import to_numpy
-from onelayer.data import sources
 
 PARTS = 3  # in which the examples of most tests come
 
@@ -56,7 +55,7 @@ def in_file(array, rows, request):
     """A file that is large: its pieces are of about so many examples."""
     patch = request.getfixturevalue("monkeypatch")
     if array.ndim == 3:
-        patch.setattr(sources, "CHUNK_BYTES", 2 * rows * array[0].nbytes)
+        patch.setattr("onelayer.data.chunks.CHUNK_BYTES", 2 * rows * array[0].nbytes)
     return places.on_disk(array, request.getfixturevalue("tmp_path"))
 
 

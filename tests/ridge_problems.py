@@ -37,7 +37,7 @@ def design_for(X, features, xp_array=np.asarray, weights=None):
 
 def spread(design, targets):
     """The same features with their targets, as the solvers want them."""
-    examples = sources.here(design._sets, targets, design._row_scale)
+    examples = sources.in_memory(design._sets, targets, design._row_scale)
     return SpreadDesign(design._map, examples, design.sample)
 
 

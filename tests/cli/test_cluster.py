@@ -7,7 +7,6 @@ import pytest
 from command_line import assert_refused, run, run_alone, run_and_interrupt, words
 
 from onelayer import AttentionLayer, inputs
-from onelayer.data import sources
 
 distributed = pytest.importorskip("distributed")
 LAYER = AttentionLayer.random(heads=2, dim=4)
@@ -45,7 +44,7 @@ def examples():
 @pytest.fixture(params=WRITERS)
 def file(request, tmp_path, examples, monkeypatch):
     """Examples in several chunks."""
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 2**13)
+    monkeypatch.setattr("onelayer.data.chunks.CHUNK_BYTES", 2**13)
     WRITERS[request.param](tmp_path / request.param, examples)
     return tmp_path / request.param
 
@@ -157,7 +156,7 @@ def test_a_cluster_without_dask(tmp_path, output, monkeypatch):
 
 
 def test_a_scheduler_that_does_not_answer(tmp_path, output, monkeypatch):
-    monkeypatch.setattr("onelayer.data.cluster._PATIENCE", 1)
+    monkeypatch.setattr("onelayer.data.dask._PATIENCE", 1)
     result = run("recover", tmp_path, "-o", output, "--cluster", "tcp://127.0.0.1:1")
     assert_refused(result, "no Dask scheduler answers at tcp://127.0.0.1:1")
 

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from onelayer.data import cluster as clusters
+from onelayer.data import dask as clusters
 
 distributed = pytest.importorskip("distributed")
 

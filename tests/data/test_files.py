@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from onelayer.data import files, sources
+from onelayer.data import files
 from onelayer.data.dask import OnCluster
 from onelayer.data.sources import source
 
@@ -42,7 +42,7 @@ def write(path, arrays, chunks=None):
 @pytest.fixture(params=["folder", "group.zarr", "file.h5", "file.hdf5"])
 def path(request, tmp_path, monkeypatch):
     """The place of the arrays, of which a chunk has six examples and no chunks of its own."""
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 6 * PER_EXAMPLE + 1)
+    monkeypatch.setattr("onelayer.data.chunks.CHUNK_BYTES", 6 * PER_EXAMPLE + 1)
     chunks = dict.fromkeys(ARRAYS, 1) if request.param == "group.zarr" else None
     write(tmp_path / request.param, ARRAYS, chunks)
     return tmp_path / request.param
@@ -89,10 +89,10 @@ def test_a_worker_that_does_not_see_the_file_says_so(path):
 
 @pytest.mark.parametrize("name", ["group.zarr", "file.h5"])
 def test_no_chunk_of_the_largest_array_is_read_twice(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 11 * PER_EXAMPLE)
+    monkeypatch.setattr("onelayer.data.chunks.CHUNK_BYTES", 11 * PER_EXAMPLE)
     write(tmp_path / name, ARRAYS, {"X": 4, "Y": 20, "mask": 20})
     assert files.dask_arrays(tmp_path / name)["mask"].chunks[0] == (8, 8, 4)
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 1)
+    monkeypatch.setattr("onelayer.data.chunks.CHUNK_BYTES", 1)
     assert files.dask_arrays(tmp_path / name)["Y"].chunks[0] == (4, 4, 4, 4, 4)
 
 

@@ -27,7 +27,7 @@ def total_of(found):
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     """The path of a file, large at more than six of its examples."""
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 6 * X[0].nbytes)
+    monkeypatch.setattr("onelayer.data.chunks.CHUNK_BYTES", 6 * X[0].nbytes)
     np.save(tmp_path / "X.npy", X)
     return tmp_path / "X.npy"
 
@@ -71,7 +71,7 @@ LARGE = (2000, 16, 16)  # four megabytes
 @pytest.fixture(params=["source", "mapped", "beside a function"])
 def gone_through(request, monkeypatch):
     """A function that goes through all chunks of a file."""
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 2**18)
+    monkeypatch.setattr("onelayer.data.chunks.CHUNK_BYTES", 2**18)
 
     def work(chunk):
         return chunk.arrays[0][:, 0, 0]
@@ -118,12 +118,12 @@ def test_a_pass_over_a_large_file_takes_little_memory(tmp_path):
     program = """
         import operator, resource, sys
         import numpy as np
-        from onelayer.data import sources
+        from onelayer.data import chunks, sources
         mapped = np.lib.format.open_memmap(sys.argv[1], "w+", np.float64, (8192, 32, 32))
         mapped[:] = 1.0
         del mapped
         mapped = np.load(sys.argv[1], mmap_mode="r")
-        sources.CHUNK_BYTES = 2**20
+        chunks.CHUNK_BYTES = 2**20
         def most():
             with open("/proc/self/status") as lines:
                 return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))

@@ -70,7 +70,7 @@ def kind(request):
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Chunks of a file are five examples of X and Y; and such files are large."""
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 5 * (X[0].nbytes + Y[0].nbytes))
+    monkeypatch.setattr("onelayer.data.chunks.CHUNK_BYTES", 5 * (X[0].nbytes + Y[0].nbytes))
 
 
 # The same examples everywhere
@@ -159,11 +159,11 @@ def test_examples_are_where_they_should_be(cluster):
     for name, place in KINDS.items():
         expected = OnCluster if name == "dask" else Streamed
         assert type(source({"X": place(X, cuts)}).chunks) is expected
-    assert type(sources.here(X, None).chunks) is InMemory
+    assert type(sources.in_memory(X, None).chunks) is InMemory
 
 
 def test_arrays_in_memory_are_one_chunk(xp_array):
-    found = sources.here(xp_array(X), None, xp_array(Y))
+    found = sources.in_memory(xp_array(X), None, xp_array(Y))
     (chunk,) = found.chunks.values
     assert (len(found), found.starts.tolist(), chunk.start, len(chunk)) == (23, [0, 23], 0, 23)
     assert chunk.arrays[1] is None
@@ -178,7 +178,7 @@ def test_arrays_in_memory_are_one_chunk(xp_array):
 
 
 def test_arrays_in_memory_can_be_gone_through_in_pieces(xp_array):
-    found = sources.in_pieces(xp_array(X), None, xp_array(Y))
+    found = sources.in_memory(xp_array(X), None, xp_array(Y)).in_pieces()
     assert type(found.chunks) is Streamed
     assert found.starts.tolist() == [0, 5, 10, 15, 20, 23]
     parts = found.chunks.collect()
@@ -218,9 +218,9 @@ def test_torch_tensors_are_here():
 
 def test_small_files_and_those_of_other_shapes_are_here(monkeypatch):
     assert not sources.is_streamed(by_file(np.ones((1000, 100)), None))
-    monkeypatch.setattr(sources, "CHUNK_BYTES", X.nbytes)
+    monkeypatch.setattr("onelayer.data.chunks.CHUNK_BYTES", X.nbytes)
     assert not sources.is_streamed(by_file(X, None))
-    monkeypatch.setattr(sources, "CHUNK_BYTES", X.nbytes - 1)
+    monkeypatch.setattr("onelayer.data.chunks.CHUNK_BYTES", X.nbytes - 1)
     assert sources.is_streamed(by_file(X, None))
 
 

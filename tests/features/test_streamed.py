@@ -12,7 +12,6 @@ from sklearn.metrics import r2_score
 
 import onelayer as ol
 from onelayer import inputs
-from onelayer.data import sources
 
 N, TEST = 90, 50
 SIZES = [10, 40, 41, 60, 90]  # there are 40 features
@@ -278,7 +277,7 @@ def test_a_worker_that_dies_in_a_fit_changes_nothing(cluster, tmp_path):
 def test_a_fit_holds_one_chunk_at_a_time(request, monkeypatch, tmp_path, kind):
     examples = inputs.sphere(2**14, 16, 8)
     y = examples[:, 1:, 0].mean(axis=1)
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 2**18)
+    monkeypatch.setattr("onelayer.data.chunks.CHUNK_BYTES", 2**18)
     if kind == "file":
         given = places.on_disk(examples, tmp_path)
     else:

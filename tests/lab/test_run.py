@@ -337,7 +337,7 @@ def test_a_cell_that_kills_workers_of_a_cluster_is_a_failure_of_its_own(store, m
 
 def test_a_scheduler_that_does_not_answer_is_told(store, monkeypatch):
     pytest.importorskip("distributed")
-    monkeypatch.setattr("onelayer.data.cluster._PATIENCE", 1)
+    monkeypatch.setattr("onelayer.data.dask._PATIENCE", 1)
     with pytest.raises(OSError, match=r"no Dask scheduler answers at tcp://127.0.0.1:1: "):
         run([Plan(lab_fakes.claim(lab_fakes.double), "quick")], store, cluster="tcp://127.0.0.1:1")
 

@@ -24,7 +24,7 @@ from recoveries import (
 
 from onelayer import AttentionLayer, Reason, inputs, recover
 from onelayer.array.backend import to_numpy
-from onelayer.data import chunks, dask, sources
+from onelayer.data import chunks, dask
 from onelayer.data.chunks import InMemory, Streamed
 from onelayer.data.dask import OnCluster
 from onelayer.recovery import api as driver
@@ -153,7 +153,7 @@ def test_one_of_them_may_be_elsewhere_alone(by, elsewhere):
 
 def test_a_large_file_may_stand_beside_arrays(tmp_path, monkeypatch):
     job = solved("everything")
-    monkeypatch.setattr(sources, "CHUNK_BYTES", job.Y.nbytes // 2)
+    monkeypatch.setattr("onelayer.data.chunks.CHUNK_BYTES", job.Y.nbytes // 2)
     Y = places.on_disk(job.Y, tmp_path)
     assert_same(recover(job.X.tolist(), Y, mask=job.mask, **job.options), job.expected)
 
@@ -338,13 +338,13 @@ SCRIPT = """
 import sys
 import numpy as np
 from onelayer import recover
-from onelayer.data import chunks, sources
+from onelayer.data import chunks
 
 def peak():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
-sources.CHUNK_BYTES = chunks.KEPT_BYTES = 2 * 2**20
+chunks.CHUNK_BYTES = chunks.KEPT_BYTES = 2 * 2**20
 X, Y = (np.load(path, mmap_mode="r") for path in sys.argv[1:])
 for method in ("sculpt", "refine"):
     options = {"heads": 1, "method": method, "tol": 1e-6, "polish": False}

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 
 from onelayer import inputs
 from onelayer.cli.terminal import check_folder, err, fail, out, plain_errors, say
-from onelayer.data import cluster as clusters
+from onelayer.data import dask as clusters
 from onelayer.data import files
 from onelayer.io import safetensors_files
 from onelayer.layer import AttentionLayer

@@ -5,6 +5,7 @@ Everything in this package is a sum over examples, so algorithms are written onc
     chunks.map(work, ..)     something computed from every chunk, where the chunk is
     chunks.reduce(merge)     all values merged into one, and brought to this process
     chunks.collect()         all values in a list, brought to this process
+    chunks.fold(parts, ..)   the same for the parts of every chunk, with progress by parts
     chunks.persist(size)     values held where they are for the next pass, if memory allows
 
 `InMemory` computes at once and holds what it has; examples in memory are the case of one chunk.
@@ -24,19 +25,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import count
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
+from onelayer.array.blocks import fold_over
 from onelayer.data.progress import Progress as Progress
 from onelayer.data.progress import no_progress as no_progress
 
+CHUNK_BYTES = 64 * 2**20  # of a file, read at a time
 KEPT_BYTES = 2 * 2**30  # held in memory between two passes
 
 T = TypeVar("T")
 R = TypeVar("R")
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,24 @@ class Chunk:
         cut = (None if array is None else array[part, ...] for array in self.arrays)
         return Chunk(max(start, self.start), tuple(cut))
 
+    def take(self, index: np.ndarray[Any, Any]) -> tuple[Array | None, ...]:
+        """The examples at some indices, counted from the start of this chunk."""
+        return tuple(None if one is None else backend.rows(one, index) for one in self.arrays)
+
     def rows(self, positions: np.ndarray[Any, Any]) -> tuple[Array | None, ...]:
         """The examples at those of the ascending positions that are in this chunk."""
+        return self.take(self._among(positions))
+
+    def without(self, positions: np.ndarray[Any, Any]) -> tuple[Array | None, ...]:
+        """All examples but those at some ascending positions."""
+        excluded = self._among(positions)
+        if len(excluded) == 0:
+            return self.arrays
+        return self.take(np.setdiff1d(np.arange(len(self)), excluded))
+
+    def _among(self, positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         first, last = np.searchsorted(positions, [self.start, self.start + len(self)])
-        here = positions[first:last] - self.start
-        return tuple(None if one is None else backend.rows(one, here) for one in self.arrays)
+        return positions[first:last] - self.start
 
 
 class Chunks(ABC, Generic[T]):
@@ -102,6 +120,35 @@ class Chunks(ABC, Generic[T]):
             raise ValueError("got no chunks to merge, expected at least one")
         return self._reduce(merge, progress)
 
+    def fold(
+        self,
+        parts: Callable[[T], Sequence[Part]],
+        work: Callable[[T, Part], R],
+        merge: Callable[[R, R], R],
+        reference: Array,
+        progress: Progress = no_progress,
+    ) -> R:
+        """`work(value, part)` for the parts of every value, merged in their order.
+
+        `reference` is an array of the kind that `work` works on. Progress is reported part by part
+        where the work is done in this process.
+
+        >>> InMemory(("ab", "c")).fold(list, lambda _, one: one.upper(), str.__add__, np.ones(1))
+        'ABC'
+        """
+        progress(0.0)
+        started = count()
+
+        def fold_value(value: T) -> R:
+            before = next(started)
+
+            def report(share: float) -> None:
+                progress((before + share) / len(self))
+
+            return fold_parts(value, parts, work, merge, reference, report)
+
+        return self.map(fold_value).reduce(merge)
+
     @abstractmethod
     def collect(self, progress: Progress = no_progress) -> list[T]:
         """All values in the order of the chunks, brought to this process."""
@@ -112,6 +159,10 @@ class Chunks(ABC, Generic[T]):
 
         The limit counts in this process; a cluster has one of its own.
         """
+
+    def recompute(self) -> Chunks[T]:
+        """The same values, one by one: what is computed from them is computed in every pass."""
+        return self
 
     @abstractmethod
     def pick(self, positions: Sequence[int]) -> Chunks[T]:
@@ -151,6 +202,9 @@ class InMemory(Chunks[T]):
 
     def pick(self, positions: Sequence[int]) -> InMemory[T]:
         return InMemory(tuple(self.values[i] for i in positions))
+
+    def recompute(self) -> Streamed[T]:
+        return Streamed(lambda positions: (self.values[i] for i in positions), (*range(len(self)),))
 
     def _map(self, work: Callable[..., R], arguments: Sequence[object]) -> InMemory[R]:
         return InMemory(
@@ -248,6 +302,29 @@ class Streamed(Chunks[T]):
 def value_at(argument: object, position: int, visit: Visit | None = None) -> object:
     """What `work` sees of an argument: of chunks the value at a position, else all of it."""
     return argument._value_at(position, visit) if isinstance(argument, Chunks) else argument
+
+
+def fold_parts(
+    value: T,
+    parts: Callable[[T], Sequence[Part]],
+    work: Callable[[T, Part], R],
+    merge: Callable[[R, R], R],
+    reference: Array,
+    progress: Progress = no_progress,
+) -> R:
+    """`work(value, part)` for the parts of one value, merged in their order."""
+    some = parts(value)
+    done = count(2)
+
+    def merge_and_report(total: R, result: R) -> R:
+        merged = merge(total, result)
+        progress(next(done) / len(some))
+        return merged
+
+    total = fold_over(some, lambda part: work(value, part), merge_and_report, reference)
+    if len(some) == 1:
+        progress(1.0)
+    return total
 
 
 def memory_budget(reference: Array) -> int:

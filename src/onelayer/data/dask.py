@@ -1,34 +1,44 @@
-"""Values of chunks on a Dask cluster, and the workarounds that it takes to keep them there.
+"""Dask: arrays as examples, values of chunks on a cluster, and connections to a cluster.
 
-Everything that knows how Dask holds, sends and forgets values is in this file.
+Everything that knows how Dask holds, sends and releases values is in this file.
 """
 
 from __future__ import annotations
 
 import pickle
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import reduce
+from functools import partial, reduce
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from onelayer.array import threads
+from onelayer.array import backend, threads
+from onelayer.array.backend import Array
 from onelayer.data.chunks import (
     KEPT_BYTES,
+    Chunk,
     Chunks,
-    Progress,
+    InMemory,
+    Part,
     R,
+    Streamed,
     T,
     Visit,
-    no_progress,
+    fold_parts,
     value_at,
 )
+from onelayer.data.progress import Progress, no_progress
+from onelayer.data.storage import Positions, Shape, Storage, Work, common_length
 
 _CLUSTER_SHARE = 0.4  # of the workers' memory may be held between two passes
 _BRANCHES = 8  # of the tree in which a cluster merges
+_PATIENCE = 10  # seconds in which a scheduler has to answer
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +55,7 @@ class OnCluster(Chunks[T]):
 
     def collect(self, progress: Progress = no_progress) -> list[T]:
         futures = self.client.compute(list(self.values))
-        with _letting_go(futures):
+        with _released_at_end(futures):
             _report(_finished(futures), len(self), progress)
             return list(map(_released, self.client.gather(futures)))
 
@@ -66,10 +76,8 @@ class OnCluster(Chunks[T]):
         return OnCluster(tuple(values), self.client)
 
     def _reduce(self, merge: Callable[[T, T], T], progress: Progress) -> T:
-        """The whole tree is planned at once: Dask then computes values in the order of merging.
-
-        Nobody may hold on to them here, lest they pile up before any is merged.
-        """
+        # The whole tree is planned at once, so that Dask computes values in the order of merging.
+        # No future of a value is held here: values would pile up before any is merged.
         from dask import delayed
 
         merge_all = delayed(_merge_all, pure=False, traverse=False)
@@ -79,11 +87,23 @@ class OnCluster(Chunks[T]):
             level = [merge_all(shared, part) for part in parts]
         total, *values = self.client.compute([*level, *self.values])
         finished = _finished(values)
-        with _letting_go([total, *values]):
+        with _released_at_end([total, *values]):
             del values
             _report(finished, len(self), progress)
             result: T = _released(total.result())
             return result
+
+    def fold(
+        self,
+        parts: Callable[[T], Sequence[Part]],
+        work: Callable[[T, Part], R],
+        merge: Callable[[R, R], R],
+        reference: Array,
+        progress: Progress = no_progress,
+    ) -> R:
+        progress(0.0)
+        folded: OnCluster[R] = self._map(fold_parts, (self, parts, work, merge, reference))
+        return folded.reduce(merge, progress)
 
     def _same_pass(self, other: Chunks[Any]) -> bool:
         return other.remote
@@ -94,13 +114,13 @@ class OnCluster(Chunks[T]):
 
 @dataclass(frozen=True)
 class _Held:
-    """A value on a worker that tells its size: Dask leaves large ones where they are.
+    """A value on a worker, with its size in bytes: Dask moves small values only.
 
-    By itself it would take a dataclass for a few bytes, whatever arrays there are in it.
+    Dask takes a dataclass for a few bytes, whatever arrays it has.
 
-    It travels in one piece. Of arrays that travel by themselves Dask makes views of a message, at
-    any address, and through products of arrays that are not aligned numpy takes another way: last
-    bits would depend on which values have travelled.
+    The value is sent in one piece. Arrays that are sent one by one become views of a message, which
+    need not be aligned, and numpy multiplies unaligned arrays in another way: the last bits of
+    results would depend on which values were sent.
     """
 
     value: Any
@@ -128,13 +148,13 @@ def _size(value: Any) -> int:
 
 
 def _released(value: Any) -> Any:
-    if isinstance(value, np.ndarray):  # of somebody else's making
+    if isinstance(value, np.ndarray):  # computed by Dask itself
         return np.require(value, requirements=["ALIGNED"])
     return value.value if isinstance(value, _Held) else value
 
 
 def _sent(argument: Any) -> Any:
-    """An argument of all tasks as a task of its own: it goes to the cluster once, not with each."""
+    """An argument of all tasks as a task of its own, so that it is sent once."""
     from dask import delayed
 
     if isinstance(argument, Chunks | int | float | str | bool | None):
@@ -143,18 +163,18 @@ def _sent(argument: Any) -> Any:
 
 
 def _single_threaded(*work_and_arguments: Any) -> _Held:
-    """A worker has a chunk on each of its threads already: BLAS is to start no more of them."""
+    """`work(*arguments)` on one thread: a worker has a chunk on each of its threads already."""
     work, *arguments = map(_released, work_and_arguments)
     with threads.single_threaded_blas(0):
         return _Held(work(*arguments))
 
 
 @contextmanager
-def _letting_go(futures: Sequence[Any]) -> Iterator[None]:
-    """Those of the futures that are still held are released at the end, whatever it is.
+def _released_at_end(futures: Sequence[Any]) -> Iterator[None]:
+    """Release the futures that are still held at the end, also after an error.
 
-    Else an error would keep them, by its traceback: asked again, the cluster would give the same
-    error without a look, and after an interruption it would go on computing for nobody.
+    The traceback of an error would hold them. The cluster would then repeat the error without
+    trying again, and after an interruption it would compute values that nobody needs.
     """
     watched = [weakref.ref(future) for future in futures]
     del futures
@@ -170,14 +190,14 @@ def _merge_all(merge: _Held, values: Sequence[Any]) -> _Held:
 
 
 def _finished(futures: Sequence[Any]) -> Iterator[Any]:
-    """Futures as they finish; once seen they are not held, and the cluster lets go of values."""
+    """Futures as they finish, held no longer than until the next one is asked for."""
     from distributed import as_completed
 
     return iter(as_completed(futures))
 
 
 def _report(finished: Iterator[Any], count: int, progress: Progress) -> None:
-    """Wait until all have finished or one has failed, which whoever asks for it will hear."""
+    """Report progress until all futures have finished or one has failed; errors are left alone."""
     for done, future in enumerate(finished, start=1):
         if future.status in ("error", "cancelled"):
             return
@@ -187,3 +207,178 @@ def _report(finished: Iterator[Any], count: int, progress: Progress) -> None:
 def _memory(client: Any) -> float:
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
     return float(sum(worker["memory_limit"] or 0 for worker in workers))
+
+
+# Arrays
+
+
+def is_dask(value: object) -> bool:
+    """Whether the value is a Dask array; nothing is imported to find out."""
+    array = sys.modules.get("dask.array")
+    return array is not None and isinstance(value, array.Array)
+
+
+class DaskArrays(Storage):
+    """Dask arrays: on the cluster in use, or computed in this process without one."""
+
+    @staticmethod
+    def recognises(value: object) -> bool:
+        return is_dask(value)
+
+    def samples(self) -> tuple[Array, ...]:
+        self._check()
+        return tuple(
+            np.zeros((1, *one.shape[1:]), one.dtype) if is_dask(one) else backend.to_numpy(one)[:1]
+            for one in self.given.values()
+        )
+
+    def chunks(self) -> tuple[Chunks[Chunk], Positions]:
+        together = self._cut_alike()
+        lengths = together[0].chunks[0]
+        starts = np.append(0, np.cumsum(lengths, dtype=int))
+        whole = [i for i, length in enumerate(lengths) if length > 0]
+        begins = [int(starts[i]) for i in whole]
+        # Optimised one by one, an array from which another is computed would be read twice.
+        delayed = [array.to_delayed(optimize_graph=False).ravel()[whole] for array in together]
+        client = _current_client()
+        if client is None:
+            read = partial(_computed, begins, delayed)
+            chunks: Chunks[Chunk] = Streamed(read, tuple(range(len(whole))))
+        else:
+            parts: list[OnCluster[Any]] = [OnCluster(tuple(values), client) for values in delayed]
+            chunks = InMemory(tuple(begins)).map(_chunk, *parts)
+        return chunks, np.array([*begins, starts[-1]])
+
+    def mapped(self, work: Work, row_shape: Shape, dtype: Any) -> Any:
+        """A Dask array with one task per chunk; `work`, which may be large, is sent once."""
+        import dask.array as da
+        from dask import delayed
+
+        together = self._cut_alike()
+        n, cuts = together[0].shape[0], together[0].chunks[0]
+        axes = count(1)  # only the first axis, 0, is shared
+        operands = [
+            (array, (0, *(next(axes) for _ in array.shape[1:])))
+            for array in (da.arange(n, chunks=(cuts,)), *together)
+        ]
+        rows = dict(zip(axes, row_shape, strict=False))
+        return da.blockwise(
+            partial(_on_block, row_shape, dtype),
+            (0, *rows),
+            *(one for operand in operands for one in operand),
+            work=delayed(work, pure=False, traverse=False),
+            new_axes=rows,
+            concatenate=True,
+            dtype=dtype,
+            meta=np.empty((0,) * (1 + len(row_shape)), dtype),
+        )
+
+    def _check(self) -> None:
+        for name, value in self.given.items():
+            _check_cut(value, name)
+        common_length({name: int(array.shape[0]) for name, array in self.given.items()})
+
+    def _cut_alike(self) -> list[Any]:
+        """All arrays as Dask arrays, with the chunks of the first one that was a Dask array."""
+        import dask.array as da
+
+        self._check()
+        cuts = next(value.chunks[0] for value in self.given.values() if is_dask(value))
+        return [
+            array.rechunk((cuts, *array.shape[1:]))
+            if is_dask(array)
+            else da.from_array(backend.to_numpy(array), (cuts, *array.shape[1:]), name=False)
+            for array in self.given.values()
+        ]
+
+
+def _check_cut(value: Any, name: str) -> None:
+    """Refuse what cannot be cut like a Dask array."""
+    if not hasattr(value, "ndim"):
+        raise TypeError(f"{name} is a function, expected a Dask array as others are")
+    if value.ndim == 0:
+        raise ValueError(f"{name} is a single value, expected an array of examples")
+    if np.isnan(value.shape[0]):
+        raise ValueError(
+            f"{name} has chunks of unknown size, expected known ones: "
+            f"{name}.compute_chunk_sizes() finds them"
+        )
+
+
+def _chunk(start: int, *parts: Any) -> Chunk:
+    return Chunk(start, parts)
+
+
+def _computed(
+    begins: Sequence[int], delayed: Sequence[Sequence[Any]], positions: Sequence[int]
+) -> Iterator[Chunk]:
+    import dask
+
+    for i in positions:
+        yield Chunk(begins[i], dask.compute(*(parts[i] for parts in delayed)))
+
+
+def _on_block(
+    row_shape: Shape, dtype: Any, positions: Positions, *parts: Any, work: Work
+) -> np.ndarray[Any, Any]:
+    """`work` of a chunk; other threads work on other chunks, so BLAS starts none."""
+    if len(positions) == 0:
+        return np.empty((0, *row_shape), dtype)
+    with threads.single_threaded_blas(0):
+        return backend.to_numpy(work(Chunk(int(positions[0]), parts)))
+
+
+def _current_client() -> Any:
+    """The client of the cluster in use, or None."""
+    distributed = sys.modules.get("distributed")
+    if distributed is None:
+        return None
+    try:
+        return distributed.default_client()
+    except ValueError:
+        return None
+
+
+# Connections
+
+
+def connect(address: str) -> Any:
+    """A client of the cluster at an address such as tcp://scheduler:8786.
+
+    Raises OSError if no scheduler answers or the cluster has no workers.
+    """
+    try:
+        from distributed import Client
+        from distributed.comm.addressing import parse_address, parse_host_port
+    except ImportError as error:
+        raise ImportError(
+            "a cluster needs dask and distributed, which are not installed: "
+            "pip install 'onelayer[cluster]'"
+        ) from error
+    try:
+        protocol, location = parse_address(address)
+        if protocol in ("tcp", "tls"):  # a client without a port could hardly be closed
+            parse_host_port(location)
+        # A default client would remain the default after a failure, and everything would fail.
+        client = Client(address, timeout=_PATIENCE, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        raise OSError(f"no Dask scheduler answers at {address}: {error}") from error
+    if not client.nthreads():
+        client.close()
+        raise OSError(f"the Dask cluster at {address} has no workers, expected at least one")
+    return client
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Work on Dask arrays is done by this cluster in the context; if it fails, OSError."""
+    client = connect(address)
+    from distributed import KilledWorker
+
+    try:
+        with client.as_current():
+            yield
+    except (KilledWorker, CancelledError) as error:
+        raise OSError(f"the Dask cluster at {address} gave up: {error}") from error
+    finally:
+        client.close()

@@ -1,32 +1,112 @@
-"""Arrays in files as Dask arrays, whose chunks are read by whoever works on them.
+"""Examples in files: large .npy files mapped into memory, and files as Dask arrays.
 
-Only names of files travel to a cluster. Its machines must see the files under the same path.
+A file mapped into memory is read chunk by chunk if it is large (`LargeFiles`). `dask_arrays` opens
+folders of .npy files, Zarr groups and HDF5 files as Dask arrays; only the names of the files are
+sent to a cluster, and its machines must see them under the same path.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
+import mmap
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from onelayer.data import sources
+from onelayer.array import backend
+from onelayer.array.backend import Array
+from onelayer.data import chunks
+from onelayer.data.chunks import Chunk, Streamed
+from onelayer.data.storage import Positions, Shape, Storage, Work, common_length
 
 HDF5 = (".h5", ".hdf5")
 ZARR = ".zarr"
 
 
-def dask_arrays(path: str | Path) -> dict[str, Any]:
-    """All arrays by their names: of a folder of .npy files, a .zarr group or an HDF5 file.
+class LargeFiles(Storage):
+    """Files mapped into memory, too large to be read at once, with arrays beside them."""
 
-    Arrays of the same length are cut alike along the first axis, into chunks that have
-    `sources.CHUNK_BYTES` all together.
+    @staticmethod
+    def recognises(value: object) -> bool:
+        if not isinstance(value, np.memmap):
+            return False
+        return value.ndim == 3 and value.nbytes > chunks.CHUNK_BYTES
+
+    def samples(self) -> tuple[Array, ...]:
+        return tuple(array[:1, ...] for array in self.given.values())
+
+    def chunks(self) -> tuple[Streamed[Chunk], Positions]:
+        starts = self._starts()
+        return Streamed(partial(self._read, starts), tuple(range(len(starts) - 1))), starts
+
+    def mapped(self, work: Work, row_shape: Shape, dtype: Any) -> np.ndarray[Any, Any]:
+        starts = self._starts()
+        outputs = np.empty((int(starts[-1]), *row_shape), dtype)
+        for chunk in self._read(starts, range(len(starts) - 1)):
+            outputs[chunk.start : chunk.start + len(chunk)] = backend.to_numpy(work(chunk))
+        return outputs
+
+    def _starts(self) -> Positions:
+        n = common_length({name: int(array.shape[0]) for name, array in self.given.items()})
+        per_example = max(1, sum(backend.to_numpy(one).nbytes for one in self.samples()))
+        return np.append(np.arange(0, n, max(1, chunks.CHUNK_BYTES // per_example)), n)
+
+    def _read(self, starts: Positions, positions: Sequence[int]) -> Iterator[Chunk]:
+        for i in positions:
+            part = slice(int(starts[i]), int(starts[i + 1]))
+            yield Chunk(part.start, tuple(read_rows(array, part) for array in self.given.values()))
+
+
+def read_rows(array: Array, part: slice) -> Array:
+    """Some rows of an array; of a file, a copy, after which its pages are released.
+
+    The pages would count as memory of this process until another process needs them. Pages of a
+    private mapping (mode "c") hold what the process has written and are kept.
+    """
+    if not isinstance(array, np.memmap):
+        return array[part, ...]
+    copy = np.array(array[part, ...])
+    pages: Any = getattr(array, "_mmap", None)
+    if array.mode != "c" and hasattr(pages, "madvise"):
+        pages.madvise(mmap.MADV_DONTNEED)
+    return copy
+
+
+def dask_arrays(path: str | Path) -> dict[str, Any]:
+    """Open all arrays of a folder or file as Dask arrays.
+
+    Arrays of the same length are cut alike along the first axis, into chunks that take 64 MB all
+    together. Nothing is read before it is needed.
+
+    Parameters
+    ----------
+    path : str or Path
+        A folder of .npy files, a .zarr group, or an HDF5 file (.h5, .hdf5).
+
+    Returns
+    -------
+    dict of str to dask.array.Array
+        The arrays by their names: for .npy files, the file names without the suffix.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is nothing at the path.
+    ImportError
+        If dask, h5py or zarr is needed and not installed.
+    ValueError
+        If the path has none of these formats, or the file is damaged.
+
+    Examples
+    --------
+    ::
 
         arrays = onelayer.files.dask_arrays("examples.h5")
         found = onelayer.recover(arrays["X"], arrays["Y"], heads=4)
@@ -39,14 +119,14 @@ def dask_arrays(path: str | Path) -> dict[str, Any]:
             name: da.from_array(
                 _InFile(path, name, array.shape, array.dtype),
                 chunks=(_rows(array, found), *array.shape[1:]),
-                name=False,  # not one made from all that is in the array
+                name=False,  # by default the name is a hash of all entries
             )
             for name, array in found.items()
         }
 
 
 def open_npy(path: Path) -> np.ndarray[Any, Any]:
-    """An array that stays on disk."""
+    """A .npy file, mapped into memory."""
     try:
         found: np.ndarray[Any, Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
@@ -56,7 +136,7 @@ def open_npy(path: Path) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True)
 class _InFile:
-    """An array in a file that is opened anew for every part that is read, so that it can travel."""
+    """An array in a file that is opened for every read, so that it can be sent to workers."""
 
     path: Path
     name: str
@@ -81,7 +161,7 @@ class _InFile:
 
 @contextmanager
 def _opened(path: Path, only: str = "*") -> Iterator[Mapping[str, Any]]:
-    """The arrays of a file by their names; of a folder those that are asked for."""
+    """The arrays of a file by their names; those of a folder may be restricted by a pattern."""
     if not path.exists():  # Zarr would read zeros
         raise FileNotFoundError(f"no such file or directory on {platform.node()}: {path}")
     if path.suffix in HDF5:
@@ -111,7 +191,7 @@ def _zarr_arrays(path: Path) -> dict[str, Any]:
 
 
 def _needed(module: str, install: str | None = None) -> Any:
-    """A module that is not required to be there."""
+    """An optional dependency."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -123,8 +203,8 @@ def _needed(module: str, install: str | None = None) -> Any:
 
 
 def _rows(array: Any, together: Mapping[str, Any]) -> int:
-    """Rows of a chunk: of the largest array, whole chunks of the file, lest they be read twice."""
+    """Rows of a chunk: whole stored chunks of the largest array, so that none is read twice."""
     alike = [one for one in together.values() if one.shape[0] == array.shape[0]]
     per_row = [math.prod(one.shape[1:]) * one.dtype.itemsize for one in alike]
     stored = getattr(alike[int(np.argmax(per_row))], "chunks", None) or (1,)
-    return int(max(1, sources.CHUNK_BYTES // max(1, sum(per_row)) // stored[0]) * stored[0])
+    return int(max(1, chunks.CHUNK_BYTES // max(1, sum(per_row)) // stored[0]) * stored[0])

@@ -166,7 +166,7 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator):
             sets = self._learn(sets, first, None if scale is None else scale**2)
         else:
             sets = self._standardized(sets)
-        return sources.here(sets, validation.columns(targets, scale), scale), targets.ndim == 1
+        return sources.in_memory(sets, validation.columns(targets, scale), scale), targets.ndim == 1
 
     def _problem(
         self, X: Any, y: Any, mask: Any, sample_weight: Any = None, first: int | None = None

@@ -68,7 +68,7 @@ class Problem:
 
     def here(self) -> Problem:
         """The same with all examples in memory."""
-        brought = sources.here(*design_module.brought(self.examples))
+        brought = sources.in_memory(*design_module.brought(self.examples))
         return replace(self, examples=brought)
 
     def check_no_overflow(self, coefficients: Array) -> None:

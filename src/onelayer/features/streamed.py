@@ -21,7 +21,7 @@ from onelayer.array.backend import Array
 from onelayer.data import sets as sets_module
 from onelayer.data import sources
 from onelayer.data.chunks import Chunk
-from onelayer.data.readers import is_dask
+from onelayer.data.dask import is_dask
 from onelayer.data.sets import Sets
 from onelayer.data.sources import Source
 from onelayer.data.standardization import Moments, Standardization

@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any, Protocol, Self
 
 from onelayer.array import threads
-from onelayer.data import cluster
+from onelayer.data import dask
 from onelayer.lab.claim import Measured, Parameters, Result, Status
 from onelayer.lab.version import code_version
 
@@ -79,7 +79,7 @@ class ClusterPool:
     """The workers of a Dask cluster, by the address of its scheduler."""
 
     def __init__(self, address: str) -> None:
-        self._client = cluster.connect(address)
+        self._client = dask.connect(address)
         self.places = sum(self._client.nthreads().values())
         self._empty = 0  # checks in a row that found no workers
         self._executor: Executor = self._client.get_executor(pure=False)

@@ -54,7 +54,7 @@ def examples(
     there = without_padding(X, Y, keys)
     largest = backend.largest(there[0]), backend.largest(there[1])
     _check_size(largest[0])
-    return ValidatedExamples(sources.here(X, Y, keys), largest, counted(X, keys))
+    return ValidatedExamples(sources.in_memory(X, Y, keys), largest, counted(X, keys))
 
 
 def _check_alike(X: tuple[int, ...], Y: tuple[int, ...]) -> None:

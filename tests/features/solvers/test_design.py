@@ -204,7 +204,7 @@ def test_products_with_examples_on_disk_take_little_memory(monkeypatch, tmp_path
 def spread(X, targets, scale, rows=3):
     """Examples in memory, and the same in chunks of a few."""
     sets = as_sets(X)
-    here = sources.here(sets, targets, scale)
+    here = sources.in_memory(sets, targets, scale)
     starts = np.append(np.arange(0, len(sets), rows), len(sets))
 
     def read(positions):

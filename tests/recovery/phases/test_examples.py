@@ -172,18 +172,22 @@ def test_numbers_of_any_kind_are_read_as_the_same_numbers(xp_array, dtype):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("source_of", [sources.here, sources.in_pieces])
-def test_files_on_disk_are_read_as_the_arrays_in_them(tmp_path, monkeypatch, source_of):
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_files_on_disk_are_read_as_the_arrays_in_them(tmp_path, monkeypatch, pieces):
+    def source_of(*arrays):
+        found = sources.in_memory(*arrays)
+        return found if pieces == 1 else found.in_pieces()
+
     X, Y = signs()
     in_small_blocks(monkeypatch, 8000)
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr("onelayer.data.chunks.CHUNK_BYTES", 1000)
     for name, array in (("X", X), ("Y", Y)):
         np.save(tmp_path / f"{name}.npy", array)
     mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "XY"]
     held_out = np.array([0, 1, 20, 49])
     source = gathered(*mapped, held_out, as_array=lambda a: a, source=source_of)
     plain = gathered(X, Y, held_out, source=source_of)
-    assert len(source.spread.source.chunks) == (1 if source_of is sources.here else 4)
+    assert len(source.spread.source.chunks) == pieces
     np.testing.assert_array_equal(source.whitening, plain.whitening)
     assert scale_of(source) == scale_of(plain)
     assert len(blocks_of(source)[0]) > 1

@@ -37,7 +37,7 @@ def test_seconds_follow_a_trial(monkeypatch):
 
 def test_examples_that_stay_elsewhere_take_no_memory_here():
     case = random_case(0, n=4000, dim=4, heads=2)
-    source = sources.in_pieces(case.X, case.Y, None)
+    source = sources.in_memory(case.X, case.Y, None).in_pieces()
     positions = np.arange(4000)
     spread = whitening.whiten_streamed(source, (1.0, 1.0), positions[:0], positions)
     here, there = (plan.plan(posed, 2, 20).bytes for posed in (case.problem(), spread))

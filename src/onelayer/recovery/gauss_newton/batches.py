@@ -12,8 +12,7 @@ from typing import Any
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
-from onelayer.data.chunks import Chunks, Streamed
-from onelayer.data.sources import CHUNK_BYTES
+from onelayer.data.chunks import CHUNK_BYTES, Chunks, Streamed
 
 
 @dataclass(frozen=True)

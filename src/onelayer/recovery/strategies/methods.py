@@ -12,7 +12,7 @@ import numpy as np
 from onelayer.array import backend, threads
 from onelayer.array.backend import Array
 from onelayer.array.rounding import Rounding, rounding
-from onelayer.data import chunks, sources
+from onelayer.data import chunks
 from onelayer.heads import dense
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import whitening
@@ -256,7 +256,7 @@ def _posed(task: Task, log: Log, rng: np.random.Generator) -> tuple[AnyExamples,
         return whole.take(fitted_at), whole.take(held_out_at)
     source = given.source
     if source.chunks.in_memory:
-        source = sources.in_pieces(*source.chunks.collect()[0].arrays)
+        source = source.in_pieces()
     spread = whitening.whiten_streamed(
         source,
         whitening.scales_of(given.largest),
