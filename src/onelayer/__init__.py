@@ -4,18 +4,9 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from onelayer import inputs, theory
-from onelayer.data import files
-from onelayer.layer import AttentionLayer, HeadMatch
-from onelayer.recovery.api import Recovery, recover
-from onelayer.recovery.certificate import Certificate
-from onelayer.recovery.conditions import Condition, ConditionSurvey, conditions, survey_conditions
-from onelayer.recovery.hard import hard_instance
-from onelayer.recovery.reasons import Reason
-from onelayer.recovery.trace import TraceRow
-from onelayer.theory import targets
-
 if TYPE_CHECKING:
+    from onelayer import inputs, theory
+    from onelayer.data import files
     from onelayer.features.estimators import (
         AttentionFeatures,
         AttentionKernelRidge,
@@ -25,22 +16,22 @@ if TYPE_CHECKING:
     )
     from onelayer.features.kernels.functions import attention_kernel, mlp_kernel
     from onelayer.features.learning_curves import LearningCurve, learning_curve
+    from onelayer.layer import AttentionLayer, HeadMatch
+    from onelayer.recovery.api import Recovery, recover
+    from onelayer.recovery.certificate import Certificate
+    from onelayer.recovery.conditions import (
+        Condition,
+        ConditionSurvey,
+        conditions,
+        survey_conditions,
+    )
+    from onelayer.recovery.hard import hard_instance
+    from onelayer.recovery.reasons import Reason
+    from onelayer.recovery.trace import TraceRow
+    from onelayer.theory import targets
+
 
 __version__ = version("onelayer")
-
-# These rest on scikit-learn, whose import takes longer than that of all else: when they are used.
-_MODULES = {
-    "learning_curves": ("LearningCurve", "learning_curve"),
-    "estimators": (
-        "AttentionFeatures",
-        "AttentionKernelRidge",
-        "RandomFeatureAttention",
-        "RandomFeatureAttentionClassifier",
-        "RandomFeatureMLP",
-    ),
-    "kernels.functions": ("attention_kernel", "mlp_kernel"),
-}
-_LATER = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "AttentionFeatures",
@@ -70,14 +61,39 @@ __all__ = [
     "theory",
 ]
 
+# Modules are imported when they are first used: scipy and scikit-learn take long to load.
+_MODULES = {
+    "files": "data.files",
+    "inputs": "inputs",
+    "targets": "theory.targets",
+    "theory": "theory",
+}
+_MEMBERS = {
+    "features.estimators": "AttentionFeatures AttentionKernelRidge RandomFeatureAttention "
+    "RandomFeatureAttentionClassifier RandomFeatureMLP",
+    "features.kernels.functions": "attention_kernel mlp_kernel",
+    "features.learning_curves": "LearningCurve learning_curve",
+    "layer": "AttentionLayer HeadMatch",
+    "recovery.api": "Recovery recover",
+    "recovery.certificate": "Certificate",
+    "recovery.conditions": "Condition ConditionSurvey conditions survey_conditions",
+    "recovery.hard": "hard_instance",
+    "recovery.reasons": "Reason",
+    "recovery.trace": "TraceRow",
+}
+_HOMES = {name: module for module, names in _MEMBERS.items() for name in names.split()}
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name in _MODULES:
+        value: Any = import_module(f"onelayer.{_MODULES[name]}")
+    elif name in _HOMES:
+        value = getattr(import_module(f"onelayer.{_HOMES[name]}"), name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"onelayer.features.{_LATER[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__"]
