@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from onelayer.features.kernels.functions import attention_kernel, mlp_kernel
     from onelayer.features.learning_curves import LearningCurve, learning_curve
     from onelayer.layer import AttentionLayer, HeadMatch
-    from onelayer.recovery.api import Recovery, recover
+    from onelayer.recovery.api import recover
     from onelayer.recovery.certificate import Certificate
     from onelayer.recovery.conditions import (
         Condition,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from onelayer.recovery.hard import hard_instance
     from onelayer.recovery.reasons import Reason
+    from onelayer.recovery.result import Recovery
     from onelayer.recovery.trace import TraceRow
     from onelayer.theory import targets
 
@@ -74,11 +75,12 @@ _MEMBERS = {
     "features.kernels.functions": "attention_kernel mlp_kernel",
     "features.learning_curves": "LearningCurve learning_curve",
     "layer": "AttentionLayer HeadMatch",
-    "recovery.api": "Recovery recover",
+    "recovery.api": "recover",
     "recovery.certificate": "Certificate",
     "recovery.conditions": "Condition ConditionSurvey conditions survey_conditions",
     "recovery.hard": "hard_instance",
     "recovery.reasons": "Reason",
+    "recovery.result": "Recovery",
     "recovery.trace": "TraceRow",
 }
 _HOMES = {name: module for module, names in _MEMBERS.items() for name in names.split()}

@@ -1,8 +1,12 @@
 """What the tests of recovery from examples elsewhere share."""
 
+from dataclasses import replace
+
 import pytest
 from recoveries import PARTS, PLACES
 from threadpoolctl import threadpool_limits
+
+from onelayer.recovery.strategies import settings
 
 
 @pytest.fixture
@@ -23,3 +27,10 @@ def put(request):
 
     brought.name = request.param
     return brought
+
+
+@pytest.fixture
+def all_are_large(monkeypatch):
+    """Every problem counts as large."""
+    large = replace(settings.DEFAULT.large, operations=0.0)
+    monkeypatch.setattr(settings, "DEFAULT", replace(settings.DEFAULT, large=large))

@@ -9,7 +9,7 @@ from onelayer import AttentionLayer, Reason, hard_instance, inputs, recover
 from onelayer.array import backend, threads
 from onelayer.recovery import api as driver
 from onelayer.recovery import display
-from onelayer.recovery.strategies import methods
+from onelayer.recovery.strategies import refine
 
 
 def examples(n=20_000, tokens=3, heads=2, dim=8, draw=inputs.boolean, seed=0, **options):
@@ -53,9 +53,9 @@ def test_heads_are_found_without_polishing(good):
 
 def test_the_trace_has_the_six_phases_in_their_order(good):
     found = good[3]
-    phases = [stage.split(":")[0] for stage in stages(found)]
+    phases = [row.phase for row in found.trace]
     rounds = (len(phases) - 4) // 2
-    expected = ["phase 1", "phase 2", *["phase 3", "phase 4"] * rounds, "phase 5", "phase 6"]
+    expected = [1, 2, *[3, 4] * rounds, 5, 6]
     assert rounds >= 1
     assert phases == expected
     assert all(row.note and 0 < row.error < np.inf for row in found.trace)
@@ -255,7 +255,7 @@ def test_examples_that_fit_in_memory_are_refined():
     found = recover(X, Y, heads=2)
     assert found.trace[0].stage == "auto"
     assert notes(found) == ["refine, since the examples fit in memory"]
-    assert not any("phase" in stage for stage in stages(found))
+    assert not any(row.phase for row in found.trace)
 
 
 def test_examples_that_do_not_fit_in_memory_are_sculpted(good, monkeypatch):
@@ -267,18 +267,17 @@ def test_examples_that_do_not_fit_in_memory_are_sculpted(good, monkeypatch):
     assert worst(found, layer) < 1e-9
 
 
-REFINE = methods.refine
+REFINE = refine.refine
 
 
-def stuck(task, log, rng):
+def stuck(run):
     """Gauss-Newton steps that end in a local minimum."""
-    answer = REFINE(task, log, rng)
-    return replace(answer, reason=Reason.LOCAL_MINIMUM)
+    return replace(REFINE(run), reason=Reason.LOCAL_MINIMUM, converged=False)
 
 
 def test_a_local_minimum_is_escaped_by_sculpting(good, monkeypatch):
     layer, X, Y, _ = good
-    monkeypatch.setattr(methods, "refine", stuck)
+    monkeypatch.setattr(refine, "refine", stuck)
     found = recover(X, Y, heads=2)
     assert notes(found) == [
         "refine, since the examples fit in memory",
@@ -291,7 +290,7 @@ def test_a_local_minimum_is_escaped_by_sculpting(good, monkeypatch):
 @pytest.mark.parametrize("options", [{"n": 300}, {"out_dim": 2}])
 def test_what_cannot_be_sculpted_is_not_tried(options, monkeypatch):
     _, X, Y = examples(**{"n": 4000, **options})
-    monkeypatch.setattr(methods, "refine", stuck)
+    monkeypatch.setattr(refine, "refine", stuck)
     found = recover(X, Y, heads=2, restarts=0, max_steps=30)
     assert found.reason is Reason.LOCAL_MINIMUM
     assert notes(found) == ["refine, since the examples fit in memory"]
@@ -307,7 +306,7 @@ def test_what_can_only_be_refined_is_though_it_does_not_fit_in_memory(monkeypatc
 
 def test_where_both_methods_fail_the_trace_says_whose_layer_it_is(monkeypatch):
     _, X, Y = examples(n=4000, tokens=4)
-    monkeypatch.setattr(methods, "refine", stuck)
+    monkeypatch.setattr(refine, "refine", stuck)
     found = recover(X, Y, heads=3, restarts=0, max_steps=40)
     assert found.reason is Reason.LOCAL_MINIMUM
     assert notes(found)[-1].startswith("what refine found, since sculpt ended with ")

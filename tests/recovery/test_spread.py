@@ -16,11 +16,11 @@ from onelayer.array import backend
 from onelayer.array.backend import to_numpy
 from onelayer.data import chunks, dask, sources
 from onelayer.data.chunks import InMemory, Streamed
+from onelayer.data.progress import no_progress
 from onelayer.heads import dense
-from onelayer.recovery import validation, whitening
+from onelayer.recovery import holdout, validation, whitening
 from onelayer.recovery.gauss_newton import jacobian, low_rank, preconditioner, varpro
-from onelayer.recovery.strategies import methods
-from onelayer.recovery.trace import Log
+from onelayer.recovery.options import Options
 
 pytestmark = pytest.mark.usefixtures("calm")
 
@@ -30,16 +30,9 @@ pytestmark = pytest.mark.usefixtures("calm")
 
 def posed(X, Y, mask=None, **options):
     """The examples to fit and those held out, as `refine` sees them."""
-    task = methods.Task(
-        given=validation.examples(X, Y, mask),
-        **{"heads": 2, "bias": False, "causal": False, **options},
-        rank=None,
-        tol=1e-12,
-        device=None,
-        restarts=0,
-        polish=True,
-    )
-    return methods._posed(task, Log(max_steps=1, max_seconds=None), np.random.default_rng(7))
+    examples = validation.examples(X, Y, mask)
+    rng = np.random.default_rng(7)
+    return holdout.split(examples, Options(**{"heads": 2, **options}), no_progress, rng)
 
 
 def assert_same_examples(mine, theirs):

@@ -20,8 +20,9 @@ from onelayer.data import files
 from onelayer.io import safetensors_files
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import display
-from onelayer.recovery.api import Recovery, recover
+from onelayer.recovery.api import recover
 from onelayer.recovery.certificate import Certificate
+from onelayer.recovery.result import Recovery
 
 ExamplesFile = Annotated[
     Path,

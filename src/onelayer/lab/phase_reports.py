@@ -15,9 +15,11 @@ from onelayer.inputs import Seed
 from onelayer.lab.recovery_setup import worst_head
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import validation
+from onelayer.recovery.options import Options
 from onelayer.recovery.phases import affine_hull, driver
 from onelayer.recovery.phases.state import Measurement, Phase, PhaseState
-from onelayer.recovery.strategies import methods
+from onelayer.recovery.run import RecoveryRun
+from onelayer.recovery.strategies import sculpt
 from onelayer.recovery.trace import Log
 
 
@@ -42,17 +44,7 @@ class PhaseReport:
 
 def phase_reports(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[PhaseReport]:
     """The phases of `recover(X, Y, heads=layer.heads, method="sculpt", seed=seed)`, in order."""
-    task = methods.Task(
-        given=validation.examples(X, Y, None),
-        heads=layer.heads,
-        rank=None,
-        bias=False,
-        causal=False,
-        tol=1e-12,
-        device=None,
-        restarts=0,
-        polish=False,
-    )
+    examples, options = validation.examples(X, Y, None), Options(layer.heads, "sculpt")
     log = Log(max_steps=100, max_seconds=None)
     reports: list[PhaseReport] = []
 
@@ -69,7 +61,8 @@ def phase_reports(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[Pha
             )
         )
 
-    state, _ = methods.begin(task, log, np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
+    state, _ = sculpt.begin(RecoveryRun(examples, options, log, rng))
     driver.run(state, log, watch)
     return reports
 

@@ -11,7 +11,7 @@ import numpy as np
 from onelayer import inputs
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
-from onelayer.recovery.api import Recovery
+from onelayer.recovery.result import Recovery
 
 SCALE = 3.0  # standard deviation of the scores, in the middle of where the six phases work
 NEAR = 0.05  # of the worst head: what the six phases are asked for without polishing

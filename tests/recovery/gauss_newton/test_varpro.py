@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import flat, random_case, small_cases, well_posed_cases
+from cases import flat, random_case, small_cases, solved, well_posed_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -382,3 +382,20 @@ def test_a_fit_in_single_precision_is_close_to_one_in_double(xp_array, variant):
     assert_close(fit.weights, to_numpy(expected.weights), 1e-3)
     products = jacobian.jacobian(fit)
     assert_close(jacobian.gradient(fit, products), to_numpy(jacobian.gradient(expected)), 1e-3)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_held_out_error_is_relative_to_the_outputs(xp_array, masked):
+    case = solved(masked=masked, bias=True)
+    fit = case.fit(xp_array)
+    assert varpro.held_out_error(fit, case.problem(xp_array)) < 1e-12
+    case.Y[:] += np.random.default_rng(0).standard_normal(case.Y.shape)
+    posed = case.problem(xp_array)
+    expected = posed.layer(fit.theta, fit.weights)(
+        xp_array(case.X), mask=None if case.mask is None else xp_array(case.mask)
+    )
+    gap = to_numpy(expected) - case.Y
+    there = np.ones(gap.shape[:2], dtype=bool) if case.mask is None else case.mask
+    size = np.sqrt(np.mean(case.Y[there] ** 2))
+    found = varpro.held_out_error(fit, posed)
+    assert found == pytest.approx(np.sqrt(np.mean(gap[there] ** 2)) / size, rel=0.01)

@@ -227,7 +227,7 @@ def test_an_old_checkpoint_is_not_overwritten(path):
         (
             {"checkpoint": "{}/x", "method": "sculpt"},
             ValueError,
-            "checkpoint is given with method 'sculpt', which keeps none",
+            "checkpoint is given with method 'sculpt', which writes none",
         ),
     ],
 )

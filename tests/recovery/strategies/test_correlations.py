@@ -13,7 +13,7 @@ from onelayer.array.backend import like, to_numpy
 from onelayer.data import chunks
 from onelayer.recovery import whitening
 from onelayer.recovery.gauss_newton import jacobian
-from onelayer.recovery.strategies import correlations, search
+from onelayer.recovery.strategies import correlations
 
 VARIANTS = [{}, {"bias": True}, {"causal": True}, {"masked": True}, {"out_dim": 1}, {"tokens": 2}]
 
@@ -186,11 +186,6 @@ def test_the_heads_of_a_layer_are_in_the_span(bias, where):
 
 
 # The search
-
-
-@pytest.fixture
-def all_are_large(monkeypatch):
-    monkeypatch.setattr(search, "_LARGE", 0.0)
 
 
 OPTIONS = [{}, {"bias": True}, {"rank": 3}, {"causal": True}]

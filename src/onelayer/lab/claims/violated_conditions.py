@@ -24,9 +24,10 @@ from onelayer.lab.claim import (
 from onelayer.lab.figures import Axes, Figure
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
-from onelayer.recovery.api import Recovery, recover
+from onelayer.recovery.api import recover
 from onelayer.recovery.conditions import conditions
 from onelayer.recovery.reasons import Reason
+from onelayer.recovery.result import Recovery
 
 COARSE, FINE, NOISY = 0.1, 1e-3, 0.1  # errors beyond which a layer is wrong
 SHARE = 0.9  # of the layers that meet all conditions, which have to be found

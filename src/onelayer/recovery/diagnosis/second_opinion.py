@@ -1,9 +1,9 @@
-"""What else the examples may come from, asked where a fit explains too little of them.
+"""Whether another model explains examples that a fit explains too little of.
 
-Cheap checks of the raw examples raise suspicions (see `suspicions.py`). Whether a bias or a causal
-mask was forgotten is then tried out: the same search with it, on few examples. If that leaves over
-clearly less on held-out examples, its heads are tried without it: either they do as well, and the
-first search was only stuck, or the model that was asked for is wrong.
+Cheap checks of the raw examples raise suspicions (see `suspicions.py`). Then the same search is
+tried with a bias or a causal mask, on few examples. If that leaves a clearly smaller held-out error
+its heads are tried without it. Either they do as well, and the first search was only stuck, or the
+model that was asked for is wrong.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from onelayer.array import backend
 from onelayer.recovery import whitening
 from onelayer.recovery.diagnosis import suspicions
 from onelayer.recovery.diagnosis.suspicions import Suspicion
-from onelayer.recovery.gauss_newton import levenberg_marquardt, varpro
+from onelayer.recovery.gauss_newton import varpro
+from onelayer.recovery.gauss_newton.levenberg_marquardt import FAST
 from onelayer.recovery.gauss_newton.stopping import StageOutcome
 from onelayer.recovery.gauss_newton.varpro import Fit
+from onelayer.recovery.strategies.known_heads import KnownHeads
 from onelayer.recovery.strategies.search import Search
+from onelayer.recovery.strategies.small import Small
 from onelayer.recovery.validation import ValidatedExamples
 from onelayer.recovery.whitening import WhitenedExamples
 
@@ -36,51 +39,54 @@ _PREDICTED_BY = {
     "position": "from tokens near a row: relative positions may be missing",
 }
 _SURE = 4.0  # Student's t
-_CHECKED = 2000  # examples that suspicions rest on
+_CHECKED = 2000  # examples that suspicions are based on
 _EQUATIONS = 8.0  # per unknown, of a trial
 _HELD_OUT = 0.15  # share of its examples
 _STARTS = 2
-_CLEARLY = 0.6  # a model that leaves this share of the error, or less, is the better one
-# Trials with fewer held-out examples or equations per unknown, or with so many times the error on
-# held-out examples (if they are not exact), prove nothing.
-_FEWEST, _FEWEST_EQUATIONS, _OVERFITTED, _EXACT = 8, 2.0, 3.0, 1e-6
+_CLEARLY = 0.6  # a model that leaves at most this share of the error is the better one
+_EXACT = 1e-6  # an error below this is exact, for a trial
+# A trial with fewer held-out examples or equations per unknown proves nothing.
+_FEWEST, _FEWEST_EQUATIONS = 8, 2.0
 
 
 @dataclass
 class SecondOpinion:
     """Suspicions about the examples, and trials of what they suggest."""
 
-    given: ValidatedExamples
+    examples: ValidatedExamples
     bias: bool
     causal: bool
     device: str | None
-    suspicions: list[Suspicion] | None = None  # None before they were looked for
-    better: str = ""  # what explains the examples, in words
-    left_over: str = ""  # and what predicts the rest of a fit that does not
+    suspicions: list[Suspicion] | None = None  # None before the examples were checked
+    better: str = ""  # the model that explains the examples, in words
+    left_over: str = ""  # what predicts the residuals of a fit, in words
 
     @property
     def suspicious(self) -> bool:
-        """Whether the examples look like those of another model than was asked for."""
+        """Whether the examples look like those of another model."""
         return any(one.kind in _ANOTHER_MODEL for one in self.suspicions or [])
 
-    def improved(self, search: Search, outcome: StageOutcome) -> StageOutcome:
-        """The outcome, a better one of the same model, or that it is a misfit."""
-        fit = outcome.state.fit
-        if search.noise_remains(fit):
-            return outcome
-        self.suspect()
-        if search.is_large(fit.heads) or any(one.kind == "axes" for one in self.suspicions or []):
-            return outcome
+    def review(self, strategy: KnownHeads, outcome: StageOutcome) -> tuple[StageOutcome, bool]:
+        """The outcome, a better one, or a misfit; and whether the examples are suspicious."""
+        if not strategy.search.noise_remains(outcome.state.fit):
+            self.suspect()
+            on_axes = any(one.kind == "axes" for one in self.suspicions or [])
+            if strategy.cheap and not on_axes:
+                outcome = self._trials(strategy, outcome)
+        return outcome, self.suspicious
+
+    def _trials(self, strategy: KnownHeads, outcome: StageOutcome) -> StageOutcome:
+        """What trials with more options lead to; the outcome itself if none is better."""
         for bias, causal in ((True, False), (False, True), (True, True)):
             more = (bias, causal) != (self.bias, self.causal)
             if more and bias >= self.bias and causal >= self.causal:
-                found = self._tried(search, outcome, bias, causal)
+                found = self._trial(strategy, outcome, bias, causal)
                 if found is not outcome:
                     return found
         return outcome
 
     def look_at(self, search: Search, fit: Fit) -> None:
-        """Say what predicts most of what the last fit leaves over, if anything does."""
+        """Find what predicts most of the residuals of the last fit, if anything does."""
         found = search.evidence(fit)
         best = max(found, key=lambda one: one.t, default=None)
         if best is not None and best.t > _SURE:
@@ -90,63 +96,62 @@ class SecondOpinion:
             )
 
     def suspect(self) -> None:
-        """Look at the raw examples, once."""
+        """Check the raw examples, once."""
         if self.suspicions is None:
-            self.suspicions = self._suspicions()
-
-    def _suspicions(self) -> list[Suspicion]:
-        X, Y, mask = (
-            None if one is None else backend.to_numpy(one) for one in self._some(_CHECKED)
-        )
-        assert X is not None
-        assert Y is not None
-        X, Y = X.astype(float), Y.astype(float)
-        return suspicions.suspicions(X, Y, mask, bias=self.bias, causal=self.causal)
+            some = (None if one is None else backend.to_numpy(one) for one in self._some(_CHECKED))
+            X, Y, mask = some
+            assert X is not None
+            assert Y is not None
+            X, Y, options = X.astype(float), Y.astype(float), (self.bias, self.causal)
+            self.suspicions = suspicions.suspicions(X, Y, mask, bias=options[0], causal=options[1])
 
     def _some(self, count: int) -> tuple[backend.Array | None, ...]:
-        """About so many examples, evenly spread."""
-        n = len(self.given.source)
-        return self.given.source.rows(np.unique(np.linspace(0, n - 1, count).astype(int)))
+        """About `count` examples, evenly spaced."""
+        n = len(self.examples.source)
+        return self.examples.source.rows(np.unique(np.linspace(0, n - 1, count).astype(int)))
 
-    def _tried(
-        self, search: Search, outcome: StageOutcome, bias: bool, causal: bool
+    def _trial(
+        self, strategy: KnownHeads, outcome: StageOutcome, bias: bool, causal: bool
     ) -> StageOutcome:
-        """What comes of a trial with these options; the outcome itself if it is no better."""
-        heads = outcome.state.fit.heads
+        """The result of a trial with these options; the outcome itself if it is no better."""
+        search, heads = strategy.search, outcome.state.fit.heads
         added = {"bias": bias and not self.bias, "causal": causal and not self.causal}
         name = " and ".join(f"{option}=True" for option, on in added.items() if on)
-        fitted, held_out = self._posed(search, heads, bias, causal)
-        trial = Search(
-            fitted, held_out, search.rank, search.tol, search.rounding, 0, search.rng, search.log
+        training, held_out = self._split(search, heads, bias, causal)
+        trial = Small(
+            Search(
+                training, held_out, search.rank, search.tol, search.rounding, search.rng, search.log
+            )
         )
-        if held_out.examples < _FEWEST or trial.equations_per_unknown(heads) < _FEWEST_EQUATIONS:
+        equations = trial.search.equations_per_unknown(heads)
+        if held_out.examples < _FEWEST or equations < _FEWEST_EQUATIONS:
             return outcome
+        overfitted = search.settings.stage.overfitted
         before = varpro.held_out_error(outcome.state.fit, search.held_out)
         for _ in range(_STARTS):
-            policy = levenberg_marquardt.FAST
-            found = trial.run(f"trial with {name}", trial.start(heads, policy), heads, policy)
-            left = varpro.held_out_error(found.state.fit, held_out)
-            after = left * fitted.output_scale / search.problem.output_scale
-            trusted = left < _OVERFITTED * max(found.state.fit.error, _EXACT)
-            explained = found.solved or trial.noise_remains(found.state.fit)
+            found = trial.fit(f"trial with {name}", trial.start(heads, FAST), heads, FAST)
+            fit = found.state.fit
+            left = varpro.held_out_error(fit, held_out)
+            after = left * training.output_scale / search.problem.output_scale
+            trusted = left < overfitted * max(fit.error, _EXACT)
+            explained = found.solved or trial.search.noise_remains(fit)
             if trusted and after < _CLEARLY * before and explained:
-                return self._compared(search, outcome, found, fitted, name, (before, after))
+                theta = search.problem.heads_of(training.layer(fit.theta, fit.weights))
+                return self._compared(strategy, outcome, theta, name, (before, after))
         return outcome
 
     def _compared(
         self,
-        search: Search,
+        strategy: KnownHeads,
         outcome: StageOutcome,
-        found: StageOutcome,
-        fitted: WhitenedExamples,
+        theta: backend.Array,
         name: str,
         errors: tuple[float, float],
     ) -> StageOutcome:
-        """The heads of a trial tried without its options: as good as with them, or a misfit."""
-        fit, (before, after) = found.state.fit, errors
-        theta = search.problem.heads_of(fitted.layer(fit.theta, fit.weights))
-        without = search.stage(f"heads of the trial with {name}", theta)
-        left = varpro.held_out_error(without.state.fit, search.held_out)
+        """The heads of a trial without its options: as good as with them, or a misfit."""
+        before, after = errors
+        without = strategy.stage(f"heads of the trial with {name}", theta)
+        left = varpro.held_out_error(without.state.fit, strategy.search.held_out)
         if without.solved or left < max(after / _CLEARLY, _EXACT):
             return without
         self.better = (
@@ -155,13 +160,13 @@ class SecondOpinion:
         )
         return replace(outcome, misfit=True)
 
-    def _posed(
+    def _split(
         self, search: Search, heads: int, bias: bool, causal: bool
     ) -> tuple[WhitenedExamples, WhitenedExamples]:
-        """Examples to fit and to hold out, of a layer with these options."""
-        posed = search.problem
-        unknowns = whitening.unknowns(posed.dim, posed.out_dim, heads, search.rank, bias)
-        count = int(_EQUATIONS * unknowns * posed.examples / posed.equations) + 20
+        """Training and held-out examples of a trial with these options."""
+        problem = search.problem
+        unknowns = whitening.unknowns(problem.dim, problem.out_dim, heads, search.rank, bias)
+        count = int(_EQUATIONS * unknowns * problem.examples / problem.equations) + 20
         X, Y, mask = (whitening.place_or_none(one, self.device) for one in self._some(count))
         whole = whitening.whiten(X, Y, mask, causal, bias)
         order = search.rng.permutation(whole.examples)

@@ -5,34 +5,34 @@ from cases import random_case
 from onelayer import AttentionLayer, inputs, recover
 from onelayer.data import sources
 from onelayer.recovery import whitening
-from onelayer.recovery.strategies import plan, search
+from onelayer.recovery.strategies import cost
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(0.2, "1 s"), (42.3, "42 s"), (95.0, "1.6 min"), (1500.0, "25 min"), (9000.0, "2.5 h")],
 )
-def test_a_plan_is_told_in_words(seconds, words):
-    told = str(plan.Plan(2679, 3.14e9, seconds))
-    assert told == f"steps on 2,679 examples, up to 3.1 GB, about {words}"
+def test_a_plan_is_described_in_words(seconds, words):
+    text = str(cost.Plan(2679, 3.14e9, seconds))
+    assert text == f"steps on 2,679 examples, up to 3.1 GB, about {words}"
 
 
 def test_more_of_anything_takes_more(xp_array, monkeypatch):
-    monkeypatch.setattr(plan, "_seconds_per_operation", lambda *_: 1e-9)
+    monkeypatch.setattr(cost, "_seconds_per_operation", lambda *_: 1e-9)
     posed = random_case(0, n=40, dim=4, heads=2).problem(xp_array)
     wide = random_case(0, n=40, dim=8, heads=2).problem(xp_array)
-    least = plan.plan(posed, 2, 20)
-    for more in (plan.plan(posed, 3, 20), plan.plan(wide, 2, 20)):
+    least = cost.plan(posed, 2, 20)
+    for more in (cost.plan(posed, 3, 20), cost.plan(wide, 2, 20)):
         assert more.bytes > least.bytes
         assert more.seconds > least.seconds
-    assert plan.plan(posed, 2, 40).seconds > least.seconds
+    assert cost.plan(posed, 2, 40).seconds > least.seconds
 
 
 def test_seconds_follow_a_trial(monkeypatch):
     posed = random_case(0, n=40, dim=4, heads=2).problem()
     ticks = iter(np.cumsum([1.0] * 8))
-    monkeypatch.setattr(plan.time, "perf_counter", lambda: next(ticks))
-    assert plan._seconds_per_operation(posed.whitening, 8) == pytest.approx(1 / (4096 * 4 * 8))
+    monkeypatch.setattr(cost.time, "perf_counter", lambda: next(ticks))
+    assert cost._seconds_per_operation(posed.whitening, 8) == pytest.approx(1 / (4096 * 4 * 8))
 
 
 def test_examples_that_stay_elsewhere_take_no_memory_here():
@@ -40,24 +40,24 @@ def test_examples_that_stay_elsewhere_take_no_memory_here():
     source = sources.in_memory(case.X, case.Y, None).in_pieces()
     positions = np.arange(4000)
     spread = whitening.whiten_streamed(source, (1.0, 1.0), positions[:0], positions)
-    here, there = (plan.plan(posed, 2, 20).bytes for posed in (case.problem(), spread))
+    here, there = (cost.plan(posed, 2, 20).bytes for posed in (case.problem(), spread))
     copies = 3 * 8 * 4000 * case.X.shape[1] * (4 + case.Y.shape[2])
     assert here - there == copies
 
 
 def test_what_has_no_room_is_not_held(monkeypatch):
     posed = random_case(0, n=400, dim=4, heads=2).problem()
-    held = plan.plan(posed, 2, 20).bytes
-    monkeypatch.setattr(plan.chunks, "KEPT_BYTES", 1)
-    assert plan.plan(posed, 2, 20).bytes < held
+    held = cost.plan(posed, 2, 20).bytes
+    monkeypatch.setattr(cost.chunks, "KEPT_BYTES", 1)
+    assert cost.plan(posed, 2, 20).bytes < held
 
 
-def test_large_problems_say_what_they_will_take(monkeypatch):
+def test_large_problems_say_what_they_will_take(request):
     layer = AttentionLayer.random(heads=2, dim=6, seed=0)
     X = inputs.boolean(1500, 4, 6, seed=1)
     small = recover(X, layer(X), heads=2, method="refine")
     assert "plan" not in {row.stage for row in small.trace}
-    monkeypatch.setattr(search, "_LARGE", 0.0)
+    request.getfixturevalue("all_are_large")
     large = recover(X, layer(X), heads=2, method="refine")
     row = large.trace[1]
     assert row.stage == "plan"

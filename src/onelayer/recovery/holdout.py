@@ -1,0 +1,69 @@
+"""Training and held-out examples of a recovery."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onelayer.array import backend
+from onelayer.data import chunks
+from onelayer.data.progress import Progress
+from onelayer.recovery import whitening
+from onelayer.recovery.diagnosis import copies, noise
+from onelayer.recovery.options import Options
+from onelayer.recovery.validation import ValidatedExamples
+from onelayer.recovery.whitening import AnyExamples, Positions, WhitenedExamples
+
+# A twentieth of the examples is held out, or a fifth where examples are plenty, up to this many.
+MOST_HELD_OUT = 2000
+_PLENTY = 6.0  # equations per unknown
+_MOST_DRAWN = 4_000_000  # streamed examples: at most this many are ever sampled from
+
+
+def split(
+    examples: ValidatedExamples, options: Options, progress: Progress, rng: np.random.Generator
+) -> tuple[AnyExamples, WhitenedExamples]:
+    """Training examples and held-out examples, whitened and in random order.
+
+    Held-out examples are in memory. So are training examples that were given in memory and fit
+    into the memory budget. Others stay where they are: one pass over them finds their whitening,
+    and each further pass reads them again.
+    """
+    n, tokens, dim, out_dim = examples.shape
+    source, device = examples.source, options.device
+    budget = chunks.memory_budget(backend.place(source.samples[0], device))
+    fits = 8 * n * tokens * (dim + out_dim) <= budget
+    if source.chunks.in_memory and fits:
+        (chunk,) = source.chunks.collect()
+        training_at, held_out_at = copies.split(chunk, _held_out_count(examples, options), rng)
+        X, Y, mask = (whitening.place_or_none(one, device) for one in chunk.arrays)
+        whole = whitening.whiten(X, Y, mask, options.causal, options.bias)
+        return whole.take(training_at), whole.take(held_out_at)
+    if source.chunks.in_memory:
+        source = source.in_pieces()
+    streamed = whitening.whiten_streamed(
+        source,
+        whitening.scales_of(examples.largest),
+        held_out=np.arange(0),
+        order=_order(n, rng),
+        causal=options.causal,
+        bias=options.bias,
+        device=device,
+        told=progress,
+    )
+    return streamed.split(_held_out_count(examples, options))
+
+
+def _held_out_count(examples: ValidatedExamples, options: Options) -> int:
+    """The number of examples to hold out: a larger share where there are plenty."""
+    n, _, dim, out_dim = examples.shape
+    heads = options.known_heads or 1
+    unknowns = whitening.unknowns(dim, out_dim, heads, options.rank, options.bias)
+    if examples.rows * out_dim <= _PLENTY * unknowns:
+        return min(max(1, n // 20), MOST_HELD_OUT)
+    # A larger share of few examples, so that they suffice to test for noise.
+    return min(max(n // 5, min(n // 3, 2 * noise.FEWEST), 1), MOST_HELD_OUT)
+
+
+def _order(n: int, rng: np.random.Generator) -> Positions:
+    """Positions in random order, of all examples or of as many as are ever sampled from."""
+    return rng.permutation(n) if n <= _MOST_DRAWN else rng.choice(n, _MOST_DRAWN, replace=False)

@@ -1,0 +1,93 @@
+"""One run of `recover`: what all methods need, and the steps from a fit to the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from onelayer.array import backend
+from onelayer.array.rounding import Rounding, rounding
+from onelayer.recovery import whitening
+from onelayer.recovery.certificate import Certificate, certify
+from onelayer.recovery.diagnosis.advice import advice
+from onelayer.recovery.diagnosis.second_opinion import SecondOpinion
+from onelayer.recovery.gauss_newton.varpro import Fit
+from onelayer.recovery.options import Options
+from onelayer.recovery.reasons import Reason
+from onelayer.recovery.result import Recovery
+from onelayer.recovery.strategies.search import Search
+from onelayer.recovery.trace import Log
+from onelayer.recovery.validation import ValidatedExamples
+from onelayer.recovery.whitening import AnyExamples, WhitenedExamples, Whitening
+
+_SHARP, _SHARP_TOLS = 1e-9, 1e3  # error bars below this, or this many times `tol`, are small enough
+_ROUNDED = 1000  # examples from which the rounding of the outputs is estimated
+
+
+@dataclass(frozen=True, eq=False)
+class RecoveryRun:
+    """Validated examples and options, with the log and the random numbers of a run."""
+
+    examples: ValidatedExamples
+    options: Options
+    log: Log
+    rng: np.random.Generator
+
+    @cached_property
+    def rounding(self) -> Rounding:
+        """How the outputs were rounded before they were given."""
+        source = self.examples.source
+        X, Y, mask = source.first(min(_ROUNDED, len(source)))
+        return rounding(whitening.without_padding(X, Y, mask)[1])
+
+    def note(self, stage: str, note: str) -> None:
+        """Write a row without a fit to the trace; an error of 1 is that of no layer at all."""
+        heads = self.options.known_heads or 0
+        self.log.write(stage, heads, self.examples.shape[0], 1.0, note=note)
+
+    def search(self, training: AnyExamples, held_out: WhitenedExamples, **extra: Any) -> Search:
+        """A search for the heads that explain the training examples."""
+        return Search(
+            training,
+            held_out,
+            training.rank(self.options.rank),
+            self.options.tol,
+            self.rounding.error / training.output_scale,
+            self.rng,
+            self.log,
+            patient=self.options.max_seconds is not None,
+            **extra,
+        )
+
+    def certify(self, fit: Fit, search: Search, held_out: WhitenedExamples) -> Certificate:
+        """The certificate of the last fit of a search."""
+        sharp = max(_SHARP, _SHARP_TOLS * self.options.tol)
+        stored = backend.epsilon(backend.floating(self.examples.source.samples[0]))
+        error = search.rounding
+        return certify(fit, search.problem, held_out, search.rank, error, self.rng, sharp, stored)
+
+    def result(
+        self,
+        transform: Whitening,
+        fit: Fit,
+        reason: Reason,
+        certificate: Certificate,
+        opinion: SecondOpinion | None = None,
+    ) -> Recovery:
+        """The result in the caller's coordinates and kind of array."""
+        sample = backend.floating(self.examples.source.samples[0])
+        dim, scale = self.examples.shape[2], transform.output_scale
+        head_tol = self.options.head_tol
+        return Recovery(
+            layer=transform.layer(fit.theta, fit.weights).to(sample),
+            converged=reason.good,
+            reason=reason,
+            advice=advice(reason, certificate, dim, head_tol, self.rounding, scale, opinion),
+            relative_error=fit.error,
+            trace=self.log.rows,
+            certificate=certificate,
+            seconds=self.log.seconds,
+        )

@@ -1,0 +1,95 @@
+"""method="refine": Gauss-Newton steps, from the examples to the result."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onelayer.array import threads
+from onelayer.array.backend import Array
+from onelayer.recovery import holdout, verdict
+from onelayer.recovery.diagnosis import noise
+from onelayer.recovery.diagnosis.second_opinion import SecondOpinion
+from onelayer.recovery.gauss_newton.stopping import StageOutcome
+from onelayer.recovery.reasons import Reason
+from onelayer.recovery.result import Recovery
+from onelayer.recovery.run import RecoveryRun
+from onelayer.recovery.strategies import checkpoint, cost
+from onelayer.recovery.strategies.checkpoint import Checkpointer
+from onelayer.recovery.strategies.head_count import HeadCount, for_heads
+from onelayer.recovery.strategies.search import Search
+
+
+def refine(run: RecoveryRun) -> Recovery:
+    """Gauss-Newton steps, from random starts, from correlations or from a checkpoint."""
+    options, examples = run.options, run.examples
+    resumed = None
+    if options.checkpoint is not None and options.resume:
+        shape = examples.shape[2:]
+        resumed = checkpoint.load(options.checkpoint, options.known_heads, shape, options.bias)
+    run.log.stage = "whitening"
+    training, held_out = holdout.split(examples, options, run.log.progress, run.rng)
+    inputs = training.span
+    note = f"inputs vary along {inputs.rank} of {examples.shape[2]} directions"
+    if inputs.rank:
+        note += f", spread {inputs.deviations[0]:.2g} to {inputs.deviations[-1]:.2g}"
+    run.note("span of the inputs", note)
+    with threads.single_threaded_blas(cost.step_operations(training, options.known_heads or 1)):
+        half = held_out.examples // 2
+        checkpointer = None
+        if options.checkpoint is not None:
+            is_resumed = resumed is not None
+            checkpointer = Checkpointer(options.checkpoint, training, resumed=is_resumed)
+        search = run.search(
+            training,
+            held_out.take(np.arange(half)) if half else held_out,
+            noise_examples=held_out,
+            checkpointer=checkpointer,
+        )
+        opinion = SecondOpinion(examples, options.bias, options.causal, options.device)
+        theta = None if resumed is None else search.of_rank(training.heads_of(resumed))
+        outcome = _searched(run, search, opinion, theta)
+        enough = held_out.examples >= noise.FEWEST
+        if search.used_validation and half:  # the certificate needs examples that were not used
+            held_out = held_out.take(np.arange(half, held_out.examples))
+        certificate = run.certify(outcome.state.fit, search, held_out)
+        reason = verdict.of_search(search, outcome, certificate, options.head_tol)
+        reason = _diagnosed(reason, opinion, search, outcome, enough)
+    return run.result(training, outcome.state.fit, reason, certificate, opinion)
+
+
+def _searched(
+    run: RecoveryRun, search: Search, opinion: SecondOpinion, resumed: Array | None
+) -> StageOutcome:
+    """The outcome of the search; its best fit is written also if the search is interrupted."""
+    heads, restarts = run.options.known_heads, run.options.restarts
+    checkpointer = search.checkpointer
+    try:
+        if heads is None:
+            outcome = HeadCount(search, restarts, opinion.review).run(resumed)
+        else:
+            outcome = for_heads(search, heads, restarts, opinion.review).run(heads, resumed)
+        if checkpointer is not None:
+            checkpointer.finish(outcome.state.fit, outcome.solved)
+        return outcome
+    finally:
+        if checkpointer is not None:
+            checkpointer.flush()
+
+
+def _diagnosed(
+    reason: Reason, opinion: SecondOpinion, search: Search, outcome: StageOutcome, enough: bool
+) -> Reason:
+    """The reason, changed where the examples look like those of another model.
+
+    `enough` says whether held-out examples suffice to tell noise from a wrong model.
+    """
+    if reason is Reason.LOCAL_MINIMUM and opinion.suspicious:
+        reason = Reason.WRONG_MODEL
+    certain = bool(opinion.better) or opinion.suspicious or enough
+    if reason is Reason.WRONG_MODEL and not certain:
+        reason = Reason.TOO_FEW_EXAMPLES
+    if reason in (Reason.WRONG_MODEL, Reason.LOCAL_MINIMUM) and not opinion.suspicious:
+        opinion.look_at(search, outcome.state.fit)
+    if not reason.good:
+        opinion.suspect()
+    return reason
