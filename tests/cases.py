@@ -137,7 +137,7 @@ def flat(spread):
 
 def unpacked(direction, dim):
     """(change of the attention matrices, change of the key biases or None)."""
-    parts = to_numpy(dense.unpack(direction, dim))
+    parts = to_numpy(dense.by_head(direction, dim))
     return parts[:, :dim], (parts[:, dim] if parts.shape[1] > dim else None)
 
 

@@ -15,6 +15,8 @@ from onelayer.array.backend import Array
 from onelayer.data import sources
 from onelayer.data.sources import Chunk
 from onelayer.heads import dense
+from onelayer.heads.base import Tokens
+from onelayer.heads.softmax import allowed_pairs
 from onelayer.inputs import Seed
 from onelayer.io import pretrained, safetensors_files, torch_modules
 from onelayer.span import Span, span_of
@@ -238,9 +240,9 @@ class AttentionLayer:
     def _forward(self, X: Array, mask: Array | None, causal: bool) -> Array:
         xp = backend.namespace(X)
         queries = X if self.key_bias is None else dense.with_constant(X)
-        packed = dense.pack(self.attention, self.key_bias)
-        allowed = dense.allowed_pairs(mask, causal, X)
-        rows = dense.features(dense.weights(queries, X, packed, allowed), X)
+        theta = dense.pack(self.attention, self.key_bias)
+        allowed = allowed_pairs(mask, causal, X)
+        rows = dense.features(dense.attention(Tokens(queries, X), theta, allowed), X)
         outputs = rows @ xp.reshape(self.projection, (-1, self.out_dim))
         if self.output_bias is not None:
             outputs = outputs + self.output_bias

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from onelayer.array.backend import namespace, to_numpy
 from onelayer.heads import dense
+from onelayer.heads.base import Tokens
+from onelayer.heads.softmax import allowed_pairs
 
 
 def gaussian(*shape, seed=0):
@@ -13,7 +15,7 @@ def gaussian(*shape, seed=0):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_stack_puts_heads_side_by_side_and_unstack_undoes_it(xp_array, bias):
+def test_pack_puts_heads_side_by_side_and_unpack_undoes_it(xp_array, bias):
     attention, key_bias = gaussian(3, 4, 4), gaussian(3, 4)
     theta = dense.pack(xp_array(attention), xp_array(key_bias) if bias else None)
     assert theta.shape == (5 if bias else 4, 12)
@@ -21,9 +23,31 @@ def test_stack_puts_heads_side_by_side_and_unstack_undoes_it(xp_array, bias):
         columns = to_numpy(theta)[:, 4 * head : 4 * head + 4]
         np.testing.assert_array_equal(columns[:4], attention[head])
         np.testing.assert_array_equal(columns[4:], key_bias[[head]][: len(columns) - 4])
-    back = to_numpy(dense.unpack(theta, dim=4))
-    np.testing.assert_array_equal(back[:, :4], attention)
-    np.testing.assert_array_equal(back[:, 4:], key_bias[:, None][:, : int(bias)])
+    matrices, biases = dense.unpack(theta, dim=4)
+    np.testing.assert_array_equal(to_numpy(matrices), attention)
+    if bias:
+        np.testing.assert_array_equal(to_numpy(biases), key_bias)
+    else:
+        assert biases is None
+    flat = dense.flatten(theta, dim=4)
+    assert flat.shape == (3, 20 if bias else 16)
+    np.testing.assert_array_equal(to_numpy(flat)[:, :16], attention.reshape(3, 16))
+    np.testing.assert_array_equal(to_numpy(dense.unflatten(flat, dim=4)), to_numpy(theta))
+
+
+def test_heads_are_counted_dropped_and_joined(xp_array):
+    attention = gaussian(3, 2, 2)
+    theta = dense.pack(xp_array(attention))
+    assert dense.count(theta, dim=2) == 3
+    for head in range(3):
+        rest = dense.drop(theta, head, dim=2)
+        expected = np.delete(attention, head, axis=0)
+        np.testing.assert_array_equal(to_numpy(dense.unpack(rest, dim=2)[0]), expected)
+    both = dense.concat([theta, dense.pack(xp_array(attention[:1]))])
+    np.testing.assert_array_equal(to_numpy(dense.unpack(both, dim=2)[0]), attention[[0, 1, 2, 0]])
+    index = dense.head_index(theta, dim=2)
+    assert index.tolist() == [[0, 0, 1, 1, 2, 2]] * 2
+    assert dense.random(3, 2, True, np.random.default_rng(0)).shape == (3, 6)
 
 
 def test_constant_is_the_last_coordinate_of_every_token(xp_array):
@@ -38,7 +62,7 @@ def test_allowed_pairs_match_the_loops(xp_array, data, n, tokens, causal):
     mask = data.draw(st.none() | st.lists(rows, min_size=n, max_size=n))
     X = xp_array(np.ones((n, tokens, 2)))
     array = None if mask is None else xp_array(np.array(mask))
-    allowed = dense.allowed_pairs(array, causal, X)
+    allowed = allowed_pairs(array, causal, X)
     if mask is None and not causal:
         assert allowed is None
         return
@@ -62,7 +86,7 @@ def test_weights_and_features_match_the_loops(xp_array, sizes, dtype, masked, se
     attention = rng.standard_normal((heads, dim, dim)).astype(dtype)
     allowed = rng.random((n, tokens, tokens)) < 0.6
     keys, theta = xp_array(X), dense.pack(xp_array(attention))
-    weights = dense.weights(keys, keys, theta, xp_array(allowed) if masked else None)
+    weights = dense.attention(Tokens(keys, keys), theta, xp_array(allowed) if masked else None)
     features = dense.features(weights, keys)
     assert namespace(features) is namespace(keys)
     assert features.dtype == keys.dtype
@@ -83,6 +107,6 @@ def test_weights_and_features_match_the_loops(xp_array, sizes, dtype, masked, se
 def test_rows_of_weights_sum_to_one_or_to_nothing(xp_array):
     keys, theta = xp_array(gaussian(1, 3, 2)), dense.pack(xp_array(gaussian(2, 2, 2)))
     allowed = np.array([[[True, True, False], [False, False, False], [False, False, True]]])
-    weights = dense.weights(keys, keys, theta, xp_array(allowed))
+    weights = dense.attention(Tokens(keys, keys), theta, xp_array(allowed))
     sums = to_numpy(weights).sum(axis=-1).reshape(3, 2)
     np.testing.assert_allclose(sums, [[1, 1], [0, 0], [1, 1]], rtol=1e-14)

@@ -5,9 +5,9 @@ import pytest
 from cases import random_mask
 
 from onelayer import AttentionLayer, inputs
+from onelayer.heads.low_rank import tangent
 from onelayer.recovery import error_bars, whitening
 from onelayer.recovery.gauss_newton import levenberg_marquardt, varpro
-from onelayer.recovery.gauss_newton.low_rank import tangent
 from onelayer.recovery.sensitivity import sensitivity
 
 

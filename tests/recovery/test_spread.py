@@ -17,9 +17,9 @@ from onelayer.array.backend import to_numpy
 from onelayer.data import chunks, dask, sources
 from onelayer.data.chunks import InMemory, Streamed
 from onelayer.data.progress import no_progress
-from onelayer.heads import dense
+from onelayer.heads import dense, low_rank
 from onelayer.recovery import holdout, validation, whitening
-from onelayer.recovery.gauss_newton import jacobian, low_rank, preconditioner, varpro
+from onelayer.recovery.gauss_newton import jacobian, preconditioner, varpro
 from onelayer.recovery.options import Options
 
 pytestmark = pytest.mark.usefixtures("calm")
@@ -187,7 +187,7 @@ def test_a_chunk_of_which_all_is_held_out_changes_nothing(bias):
     close(*(jacobian.gradient(fit, None, allowed) for fit in (found, expected)))
     close(*(one.gauss_newton_product(allowed.project(heads), allowed) for one in products))
     preconditioned = [
-        preconditioner.answer(fit, one).times(heads, 1.0)
+        preconditioner.preconditioner(fit, one).times(heads, 1.0)
         for fit, one in zip((found, expected), products, strict=True)
     ]
     np.testing.assert_allclose(*preconditioned, atol=1e-4)

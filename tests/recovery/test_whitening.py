@@ -268,7 +268,7 @@ def far_away(masked=False, causal=False, seed=6, **options):
 def test_features_with_an_offset_are_those_of_the_loops(masked, causal):
     posed, theta = far_away(masked, causal)
     tokens = posed.X + posed.offset  # x A
-    heads = posed._evened() @ dense.unpack(theta, posed.dim)
+    heads = posed._evened() @ dense.by_head(theta, posed.dim)
     expected = oracles.attended_tokens(tokens, heads, mask=posed.mask, causal=causal)
     np.testing.assert_allclose(features_of(posed, theta, 2), expected, rtol=0, atol=1e-10)
 

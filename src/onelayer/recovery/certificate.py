@@ -1,4 +1,4 @@
-"""What can be said of a recovered layer: its error on unseen examples, and how sure its heads are.
+"""The certificate of a recovered layer: its error on unseen examples, and bounds on its heads.
 
 Each held-out example has a relative squared error, capped at 1. Their mean q̂ is below the true mean
 q unless a bounded average strays: P(kl(q̂, q) > log(1/δ)/n and q > q̂) <= δ (Chernoff; Hoeffding

@@ -1,17 +1,17 @@
 """Error bars of recovered heads: noise times sensitivity, in the caller's coordinates.
 
-With residuals r, noise in the outputs moves the attention matrices by δ = S⁻¹ JᵀQ u and the weights
+With residuals r, noise in the outputs moves theta by δ = S⁻¹ JᵀQ u and the weights
 by (HᵀH)⁻¹ Hᵀ (u - J δ), where u is like the noise. Draws of u are the residuals themselves with a
 random sign for every example (the wild bootstrap; Wu 1986, and Cameron, Gelbach and Miller 2008 for
 clusters), so that it matters neither whether noise is as large everywhere nor whether rows of an
 example share it. They are made larger as residuals of a fit are smaller than the noise, by the
-equations per free one, and at least as large as outputs were rounded.
+equations per degree of freedom, and at least as large as the rounding of the outputs.
 
-What moves is taken to the caller's coordinates and there to the span of the inputs
-(`onelayer.span`), where its size is compared with that of the heads. Along directions in which
+These changes are taken to the caller's coordinates and there to the span of the inputs
+(`onelayer.span`), where their size is compared with that of the heads. Along directions in which
 tokens hardly move that is a division by next to nothing: a fit to rounding may leave heads free.
 
-A search that ends early leaves an error that is no noise: the Gauss-Newton step that it did not
+A search that ends early leaves an error that is not noise: the Gauss-Newton step that it did not
 take. Its length is part of the bar.
 
 The mean square over K draws estimates that of the error with K degrees of freedom, or more if the
@@ -21,23 +21,25 @@ that mean square times the 0.95-quantile of the F-distribution with 1 and K degr
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from scipy.special import fdtri
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
-from onelayer.data.chunks import Chunks, InMemory
+from onelayer.data.chunks import InMemory
+from onelayer.heads.base import Rows
+from onelayer.heads.dense import flat_tokens
 from onelayer.recovery.equal_rows import DECIMALS, row_keys
 from onelayer.recovery.gauss_newton import jacobian, varpro
-from onelayer.recovery.gauss_newton.jacobian import Jacobian
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.sensitivity import Sensitivity, sensitivity
 from onelayer.recovery.whitening import AnyExamples, Whitening
+
+Values: TypeAlias = np.ndarray[Any, Any]
 
 CONFIDENCE = 0.95
 _DRAWS = 6
@@ -47,10 +49,10 @@ _COMPARED = 4000  # rows that are compared
 
 @dataclass(frozen=True)
 class _Enough:
-    """How many examples heads are judged by.
+    """How many examples error bars are computed from.
 
-    At least so many equations per unknown, scores and rows per number that they have to determine,
-    and examples.
+    At least this many equations per unknown, scores and rows per number that they have to
+    determine, and examples.
     """
 
     equations: float
@@ -69,9 +71,9 @@ class ErrorBars:
     directions of the inputs alone; `noise` is the relative error of outputs that the bars rest on.
     """
 
-    attention: np.ndarray[Any, Any]
-    projection: np.ndarray[Any, Any]
-    nested: np.ndarray[Any, Any]
+    attention: Values
+    projection: Values
+    nested: Values
     noise: float
     smallest_singular_value: float
 
@@ -171,7 +173,7 @@ def _copies(fitted: AnyExamples) -> float:
     rows = []
     for block in some.blocks(1):
         queries, outputs = (
-            backend.to_numpy(one) for one in (varpro.flattened(block.queries), block.outputs)
+            backend.to_numpy(one) for one in (flat_tokens(block.queries), block.outputs)
         )
         there = slice(None) if block.counted is None else backend.to_numpy(block.counted)[:, 0] > 0
         rows += row_keys(queries[there], outputs[there], decimals=DECIMALS)
@@ -220,7 +222,7 @@ def _noise(few: Fit, fitted: AnyExamples, rank: int | None, thinned: bool) -> fl
     return float(few.error * (equations / free) ** 0.5) if free > 0 else np.inf
 
 
-def _flipped(few: Fit, response: Sensitivity, rng: np.random.Generator) -> Chunks[Any]:
+def _flipped(few: Fit, response: Sensitivity, rng: np.random.Generator) -> Rows:
     """Residuals at unit size with a random sign for every example, as precise as products are."""
     size, reference = few.error or 1.0, response.products.weights
 
@@ -233,50 +235,44 @@ def _flipped(few: Fit, response: Sensitivity, rng: np.random.Generator) -> Chunk
 def _with_signs(rows: Array, few: Fit, rng: np.random.Generator) -> Array:
     signs = rng.integers(0, 2, (rows.shape[0] // few.batches.tokens, 1, 1)) * 2.0 - 1.0
     by_example = backend.namespace(rows).reshape(rows, (-1, few.batches.tokens, rows.shape[1]))
-    return varpro.flattened(by_example * backend.like(signs, rows))
+    return flat_tokens(by_example * backend.like(signs, rows))
 
 
 def _step_left(fit: Fit, few: Fit, response: Sensitivity) -> tuple[Array, Array] | None:
     """The Gauss-Newton step that the search has not taken."""
     share = few.batches.equations / fit.batches.equations
-    heads = response.solve(jacobian.gradient(fit) * share)
-    if heads is None:
+    theta = response.solve(jacobian.gradient(fit) * share)
+    if theta is None:
         return None
     products = response.products
-    moved = products.jvp(backend.like(heads, products.weights))
-    return heads, -(products.inverse @ _against(products, moved))
+    moved = products.jvp(backend.like(theta, products.weights))
+    return theta, -(products.inverse @ products.against(moved))
 
 
-def _moved(response: Sensitivity, rows: Chunks[Any]) -> tuple[Array, Array] | None:
-    """How noise like these rows moves heads and weights; None if that was not found."""
+def _moved(response: Sensitivity, rows: Rows) -> tuple[Array, Array] | None:
+    """How noise like these rows moves theta and weights; None if that was not found."""
     products = response.products
-    heads = response.solve(products.vjp(products.unexplained(rows)))
-    if heads is None:
+    theta = response.solve(products.vjp(products.unexplained(rows)))
+    if theta is None:
         return None
-    left = rows.map(_less, products.jvp(heads))
-    return heads, products.inverse @ _against(products, left)
+    left = rows.map(_less, products.jvp(theta))
+    return theta, products.inverse @ products.against(left)
 
 
-def _against(products: Jacobian, rows: Chunks[Any]) -> Array:
-    """Hᵀ u."""
-    terms = products.attended.map(varpro.against_features, rows)
-    return terms.reduce(operator.add)
-
-
-def _less(rows: Any, moved: Any) -> tuple[Array, ...]:
+def _less(rows: Sequence[Array], moved: Sequence[Array]) -> tuple[Array, ...]:
     return tuple(one - other for one, other in zip(rows, moved, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
 class _Errors:
-    """What moved on the span, first by the step not taken, then by draws of noise.
+    """Changes on the span, first by the step not taken, then by draws of noise.
 
     Attention is (1 + K, m, r + 1, r), projection (1 + K, m, r, e), and `heads` are both of the fit.
     """
 
-    attention: np.ndarray[Any, Any]
-    projection: np.ndarray[Any, Any]
-    heads: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+    attention: Values
+    projection: Values
+    heads: tuple[Values, Values]
 
     @classmethod
     def of(cls, transform: Whitening, fit: Fit, moved: list[tuple[Array, Array]]) -> _Errors:
@@ -284,35 +280,31 @@ class _Errors:
         attention, projection = (np.stack(each) for each in zip(*changes, strict=True))
         return cls(attention, projection, _on_span(transform, fit.theta, fit.weights))
 
-    def attention_bars(self, factor: float, count: int) -> np.ndarray[Any, Any]:
-        """Bounds (m,) on the strongest so many directions, relative to the heads there."""
+    def attention_bars(self, factor: float, count: int) -> Values:
+        """Bounds (m,) on the `count` strongest directions, relative to the heads there."""
         rows = [*range(count), self.attention.shape[3]]
         change, head = self.attention[:, :, rows, :count], self.heads[0][:, rows, :count]
         return _bound(change, factor, head)
 
-    def projection_bars(self, factor: float) -> np.ndarray[Any, Any]:
+    def projection_bars(self, factor: float) -> Values:
         """Bounds (m,) relative to the heads."""
         return _bound(self.projection, factor, self.heads[1])
 
-    def nested(self, factor: float) -> np.ndarray[Any, Any]:
+    def nested(self, factor: float) -> Values:
         """Largest bound on the attention of a head, on the strongest 1, 2, .., r directions."""
         counts = range(1, self.attention.shape[3] + 1)
         return np.array([self.attention_bars(factor, count).max() for count in counts])
 
 
-def _bound(
-    changes: np.ndarray[Any, Any], factor: float, heads: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
-    """From what moved (1 + K, m, ..) and the heads (m, ..)."""
+def _bound(changes: Values, factor: float, heads: Values) -> Values:
+    """From changes (1 + K, m, ..) and the heads (m, ..)."""
     sizes, squares = np.sum(heads**2, axis=(1, 2)), np.sum(changes**2, axis=(2, 3))
     with np.errstate(divide="ignore", invalid="ignore"):
         bars = (squares[0] ** 0.5 + factor * np.mean(squares[1:], axis=0) ** 0.5) / sizes**0.5
     return np.where(np.isfinite(bars), bars, np.inf)
 
 
-def _on_span(
-    transform: Whitening, theta: Array, weights: Array
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _on_span(transform: Whitening, theta: Array, weights: Array) -> tuple[Values, Values]:
     """Attention (m, r + 1, r) and projection (m, r, e), the latter for outputs at unit size."""
     attention, key_bias, projection, _ = transform.matrices(theta, weights / transform.output_scale)
     return transform.span.attention(attention, key_bias), transform.span.projection(projection)

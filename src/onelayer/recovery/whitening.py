@@ -38,6 +38,7 @@ from onelayer.data import chunks
 from onelayer.data.chunks import Chunks, InMemory, Progress, no_progress
 from onelayer.data.sources import Chunk, Source
 from onelayer.heads import dense
+from onelayer.heads.softmax import allowed_pairs
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import passes
 from onelayer.recovery.gauss_newton.batches import (
@@ -132,27 +133,27 @@ class Whitening:
         zero. In numpy.
         """
         A, mean = backend.to_numpy(self.whitening), backend.to_numpy(self.origin)
-        heads = backend.to_numpy(dense.unpack(theta, self.dim))
+        inside, bias = dense.unpack(backend.to_numpy(theta), self.dim)
         values = backend.to_numpy(weights) * self.output_scale
-        inside, columns = heads[:, : self.dim, :], heads.shape[0] * self.dim
+        columns = len(inside) * self.dim
         if self.offset is not None:
             inside = backend.to_numpy(self._evened()) @ inside
         attention = A @ inside @ A.T
         projection = A @ values[:columns, :].reshape(-1, self.dim, self.out_dim)
-        if not self.constant:
+        if bias is None:
             return attention, np.zeros(attention.shape[:2]), projection, np.zeros(self.out_dim)
-        key_bias = heads[:, self.dim, :] @ A.T - mean @ attention
+        key_bias = bias @ A.T - mean @ attention
         return attention, key_bias, projection, values[columns, :] - (mean @ projection).sum(axis=0)
 
     def in_whitened_coordinates(self, theta: Array, weights: Array) -> AttentionLayer:
         """Heads and weights as a layer of whitened tokens, as they are, biases left out."""
-        attention = dense.unpack(theta, self.dim)[:, : self.dim, :]
+        attention, _ = dense.unpack(theta, self.dim)
         shape = (attention.shape[0], self.dim, self.out_dim)
         projection = weights[: attention.shape[0] * self.dim, :]
         return AttentionLayer(attention, backend.namespace(weights).reshape(projection, shape))
 
     def heads_of(self, layer: AttentionLayer) -> Array:
-        """The attention matrices (p, m·dim) of a layer in whitened coordinates."""
+        """The parameters theta of the heads of a layer in whitened coordinates."""
         attention = backend.to_numpy(layer.attention)
         back = np.linalg.pinv(backend.to_numpy(self.whitening))
         inside = back @ attention @ back.T
@@ -230,10 +231,10 @@ class WhitenedExamples(Whitening):
         outputs = xp.reshape(self.Y[part, ...], (-1, self.out_dim))
         queries = self.queries(keys)
         if self.mask is None:
-            allowed = dense.allowed_pairs(None, self.causal, keys)
+            allowed = allowed_pairs(None, self.causal, keys)
             return Block(queries, keys, outputs, allowed, None, self.offset)
         mask = self.mask[part, ...]
-        allowed = dense.allowed_pairs(mask, self.causal, keys) & mask[:, :, None]
+        allowed = allowed_pairs(mask, self.causal, keys) & mask[:, :, None]
         counted = xp.astype(xp.reshape(mask, (-1, 1)), keys.dtype)
         return Block(queries, keys, outputs * counted, allowed, counted, self.offset)
 
@@ -282,7 +283,7 @@ class StreamedExamples(Whitening):
         numbers = self.query_dim + self.dim + self.out_dim + self.tokens
         held = batches.persist(spread, numbers)
         if held.in_memory and self.examples * self._held_per_example(heads) > budget:
-            held = recompute(held.values)  # what is computed from them takes more than they do
+            held = recompute(held.collect())  # what is computed from them takes more than they do
         return replace(batches, chunks=held)
 
 

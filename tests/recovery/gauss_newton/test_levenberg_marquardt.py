@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from onelayer import AttentionLayer, inputs
 from onelayer.array.backend import like, to_numpy
-from onelayer.heads import dense
-from onelayer.recovery.gauss_newton import jacobian, levenberg_marquardt, low_rank
+from onelayer.heads import dense, low_rank
+from onelayer.recovery.gauss_newton import jacobian, levenberg_marquardt
 
 VARIANTS = [
     {},
@@ -23,13 +23,13 @@ VARIANTS = [
 ]
 
 
-def begin(case, xp_array=np.asarray, rank=None, weighted=False):
+def begin(case, xp_array=np.asarray, rank=None, preconditioned=False):
     posed = case.problem(xp_array)
     theta = like(dense.pack(case.attention, case.key_bias), posed.X)
     theta = low_rank.nearest(theta, posed.dim, rank)
     tangent = low_rank.tangent(theta, posed.dim, rank)
     batches = posed.batches(len(case.attention))
-    return levenberg_marquardt.begin(batches, theta, tangent, weighted=weighted)
+    return levenberg_marquardt.begin(batches, theta, tangent, preconditioned=preconditioned)
 
 
 def near_a_solution(distance, masked=False, causal=False, **layer_options):
@@ -66,12 +66,12 @@ def test_a_state_begins_with_the_fit_of_all_examples(xp_array):
     case=small_cases(),
     rank=st.sampled_from([None, 1]),
     single=st.booleans(),
-    weighted=st.booleans(),
+    preconditioned=st.booleans(),
 )
 @settings(max_examples=30)
-def test_the_loss_never_rises(case, rank, single, weighted):
+def test_the_loss_never_rises(case, rank, single, preconditioned):
     rank = None if case.X.shape[2] == 1 else rank
-    state = replace(begin(case, rank=rank, weighted=weighted), single=single)
+    state = replace(begin(case, rank=rank, preconditioned=preconditioned), single=single)
     rng = np.random.default_rng(0)
     for _ in range(4):
         following = levenberg_marquardt.step(state, rng)
@@ -87,11 +87,11 @@ def test_the_loss_never_rises(case, rank, single, weighted):
         state = following
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("preconditioned", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_an_exact_fit_is_reached_from_nearby(variant, weighted):
+def test_an_exact_fit_is_reached_from_nearby(variant, preconditioned):
     case = near_a_solution(0.05, **variant)
-    state = begin(case, rank=variant.get("rank"), weighted=weighted)
+    state = begin(case, rank=variant.get("rank"), preconditioned=preconditioned)
     errors, state = errors_from(state, steps=12, enough=1e-12)
     assert errors[0] > 1e-3
     assert errors[-1] < 1e-12
@@ -131,7 +131,7 @@ def test_heads_keep_their_rank_and_a_free_key_bias(rank):
     state = begin(case, rank=rank)
     start = to_numpy(state.fit.theta)
     _, state = errors_from(state, steps=3)
-    attention = dense.unpack(to_numpy(state.fit.theta), 3)
+    attention = dense.by_head(to_numpy(state.fit.theta), 3)
     assert set(np.linalg.matrix_rank(attention[:, :3], tol=1e-10)) == {rank}
     assert np.abs(state.fit.theta[3] - start[3]).max() > 1e-3
 
@@ -166,7 +166,7 @@ def test_a_perfect_fit_stays_perfect(xp_array):
 # Heads of different strengths
 
 
-def products_to_solve(weighted):
+def products_to_solve(preconditioned):
     """How many products it takes to an exact fit where one head is hardly heard."""
     layer = AttentionLayer.random(heads=2, dim=6, scale=1.0, seed=1)
     projection = layer.projection * np.array([1.0, 1e-2])[:, None, None]
@@ -175,7 +175,7 @@ def products_to_solve(weighted):
     theta = dense.pack(case.attention)
     direction = np.random.default_rng(4).standard_normal(theta.shape)
     case = case.moved(direction, 0.05 * np.linalg.norm(theta) / np.linalg.norm(direction))
-    state, rng, products = begin(case, weighted=weighted), np.random.default_rng(0), 0
+    state, rng, products = begin(case, preconditioned=preconditioned), np.random.default_rng(0), 0
     while state.fit.error > 1e-12:
         state = levenberg_marquardt.step(state, rng)
         products += state.products
@@ -183,7 +183,7 @@ def products_to_solve(weighted):
 
 
 def test_weights_make_up_for_heads_that_are_hardly_heard():
-    assert products_to_solve(weighted=True) < 0.5 * products_to_solve(weighted=False)
+    assert products_to_solve(preconditioned=True) < 0.5 * products_to_solve(preconditioned=False)
 
 
 def test_solves_become_finer():
@@ -206,8 +206,8 @@ def test_a_rough_solve_stops_early(monkeypatch):
     monkeypatch.setattr(levenberg_marquardt, "solve", noted)
     for rough in (True, False):
         levenberg_marquardt.step(replace(begin(case), rough=rough), np.random.default_rng(0))
-    assert asked[0] == levenberg_marquardt._ROUGH_ENOUGH
-    assert asked[-1] < 0.5 * levenberg_marquardt._ROUGH_ENOUGH
+    assert asked[0] == levenberg_marquardt.SETTINGS.rough_tolerance
+    assert asked[-1] < 0.5 * levenberg_marquardt.SETTINGS.rough_tolerance
 
 
 def test_far_from_a_fit_solves_on_a_cpu_see_mixtures_of_many_outputs(monkeypatch):
@@ -221,15 +221,17 @@ def test_far_from_a_fit_solves_on_a_cpu_see_mixtures_of_many_outputs(monkeypatch
         return sketched(products, count, rng)
 
     monkeypatch.setattr(jacobian.Jacobian, "sketched", noted)
-    monkeypatch.setattr(levenberg_marquardt, "_MANY_OUTPUTS", 12)
+    numbers = replace(levenberg_marquardt.SETTINGS, many_outputs=12)
+    monkeypatch.setattr(levenberg_marquardt, "SETTINGS", numbers)
     theta = 0.3 * np.random.default_rng(0).standard_normal((3, 6))
     state = levenberg_marquardt.begin(batches, theta, coarse=True)
     errors, state = errors_from(state, 40, enough=1e-9)
     assert errors[-1] <= 1e-9
-    far = sum(error > levenberg_marquardt._SKETCHED for error in errors[:-1])
+    far = sum(error > levenberg_marquardt.SETTINGS.sketched_error for error in errors[:-1])
     assert mixtures == [3] * far  # a quarter of the outputs, and all of them at the end
     assert far > 2
-    monkeypatch.setattr(levenberg_marquardt, "_MANY_OUTPUTS", 13)
+    numbers = replace(levenberg_marquardt.SETTINGS, many_outputs=13)
+    monkeypatch.setattr(levenberg_marquardt, "SETTINGS", numbers)
     levenberg_marquardt.step(
         levenberg_marquardt.begin(batches, theta, coarse=True), np.random.default_rng(0)
     )

@@ -4,8 +4,9 @@ from cases import random_mask, solved_case
 
 from onelayer import AttentionLayer, inputs
 from onelayer.array.backend import to_numpy
+from onelayer.heads import low_rank
 from onelayer.recovery import whitening
-from onelayer.recovery.gauss_newton import jacobian, low_rank, low_rank_products, varpro
+from onelayer.recovery.gauss_newton import jacobian, varpro
 
 
 def low_rank_case(bias, masked):
@@ -57,7 +58,7 @@ def test_factors_multiply_to_the_direction():
     tangent = low_rank.tangent(fit.theta, 9, 2)
     direction = tangent.project(rng.standard_normal(fit.theta.shape))
     heads = direction.reshape(10, 3, 9).transpose(1, 0, 2)
-    left, right = low_rank_products._factors(heads, tangent.left, tangent.right)
+    left, right = low_rank._factors(direction, tangent.left, tangent.right)
     assert left.shape == (10, 15)
     assert right.shape == (9, 15)
     for i, head in enumerate(heads):
@@ -69,8 +70,8 @@ def test_a_rank_that_is_not_low_goes_the_plain_way(monkeypatch):
     layer = AttentionLayer.random(heads=2, dim=4, rank=2, seed=1)
     fit = solved_case(layer, inputs.gaussian(30, 3, 4, seed=2), None).fit()
     tangent = low_rank.tangent(fit.theta, 4, 2)
-    monkeypatch.setattr(low_rank_products, "jvp", None)
-    monkeypatch.setattr(low_rank_products, "vjp", None)
+    monkeypatch.setattr(low_rank, "_scores", None)
+    monkeypatch.setattr(low_rank, "_scores_vjp", None)
     direction = tangent.project(np.ones(fit.theta.shape))
     products = jacobian.jacobian(fit)
     expected = tangent.project(products.gauss_newton_product(direction))

@@ -47,7 +47,7 @@ def answers_by_loops(case, weights):
 def test_answers_are_those_of_single_heads(xp_array, variant):
     case = random_case(2, **{"n": 30, "tokens": 3, **variant})
     fit = case.fit(xp_array, per_block=7)
-    answer = preconditioner.answer(fit, jacobian.jacobian(fit))
+    answer = preconditioner.preconditioner(fit, jacobian.jacobian(fit))
     expected = answers_by_loops(case, fit.weights)
     rng = np.random.default_rng(0)
     direction = rng.standard_normal(fit.theta.shape)
@@ -59,7 +59,7 @@ def test_answers_are_those_of_single_heads(xp_array, variant):
         return
     values = np.maximum(values, 1e-3 * mean)
     matrices = (vectors * values[:, None, :]) @ vectors.transpose(0, 2, 1)
-    there = dense.pack(dense.unpack(direction, dim) @ matrices)
+    there = dense.pack(dense.by_head(direction, dim) @ matrices)
     found = answer.times(like(direction, fit.theta), 1.0)
     assert_close(found, there, 1e-4)
     assert_close(answer.times(found, -1.0), direction, 1e-6)
@@ -68,8 +68,8 @@ def test_answers_are_those_of_single_heads(xp_array, variant):
 def test_there_is_no_answer_of_an_idle_head():
     case = random_case(2, n=40, tokens=3, heads=2)
     fit = case.fit()
-    assert preconditioner.answer(fit, jacobian.jacobian(fit)) is not None
+    assert preconditioner.preconditioner(fit, jacobian.jacobian(fit)) is not None
     weights = fit.weights.copy()
     weights[case.X.shape[2] :] *= 1e-5
     idle = replace(fit, weights=weights)
-    assert preconditioner.answer(idle, jacobian.jacobian(idle)) is None
+    assert preconditioner.preconditioner(idle, jacobian.jacobian(idle)) is None

@@ -53,7 +53,7 @@ def test_an_eager_stage_is_left_sooner():
     assert StoppingRule(1e-12, eager=True).ending(at(0.1), slow) is Ending.STUCK
     crawl = losses(0.115, 0.112, 0.109, 0.106, 0.103, 0.1)
     assert StoppingRule(1e-12, eager=True).ending(at(0.1), crawl) is Ending.STUCK
-    dear = at(0.1, products=levenberg_marquardt.MOST_PRODUCTS + 1)
+    dear = at(0.1, products=levenberg_marquardt.SETTINGS.most_products + 1)
     assert StoppingRule(1e-12, eager=True).ending(dear, losses(0.4, 0.1)) is Ending.STUCK
     assert StoppingRule(1e-12).ending(dear, losses(0.4, 0.1)) is None
 

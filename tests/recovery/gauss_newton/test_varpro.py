@@ -195,7 +195,7 @@ def same_with_less_room(xp_array, room, single):
     within = 1e-5 if single else 1e-12
     assert_close(second, to_numpy(first), within)
     assert abs(to_numpy(first)).max() > 0.1
-    sizes = [jacobian.squared_size(product.jvp(direction)) for product in products]
+    sizes = [varpro.squared_size(product.jvp(direction)) for product in products]
     assert sizes[1] == pytest.approx(sizes[0], rel=within)
     assert again.loss == kept.loss
     np.testing.assert_array_equal(to_numpy(again.weights), to_numpy(kept.weights))
@@ -234,7 +234,7 @@ def test_some_is_kept_where_there_is_room_for_that_alone(xp_array):
 def test_squared_size_is_that_of_the_push(xp_array):
     fit = random_case(4, n=12).fit(xp_array, per_block=5)
     _, array = direction_for(fit)
-    size = jacobian.squared_size(jacobian.jacobian(fit).jvp(array))
+    size = varpro.squared_size(jacobian.jacobian(fit).jvp(array))
     assert size == pytest.approx(np.sum(jvp(fit, array) ** 2), rel=1e-10)
 
 

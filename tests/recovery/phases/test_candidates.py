@@ -215,7 +215,7 @@ def test_heads_at_coordinates_stand_side_by_side(xp_array):
     posed, hull, coordinates = noise_problem(0, 3, xp_array=xp_array)
     theta = candidates.stack(hull, coordinates, posed)
     assert namespace(theta) is namespace(posed.X)
-    heads = to_numpy(dense.unpack(theta, 2))
+    heads = to_numpy(dense.by_head(theta, 2))
     for head, z in zip(heads, coordinates, strict=True):
         expected = hull.centre + sum(x * axis for x, axis in zip(z, hull.basis, strict=True))
         np.testing.assert_allclose(head.ravel(), expected, rtol=0, atol=1e-14)
@@ -261,7 +261,7 @@ def test_refinement_lowers_the_loss_and_stays_in_the_space(xp_array, heads, seed
     after = squares_left(posed, hull, refined)
     assert after < 0.999 * before
     assert fit.loss * posed.equations == pytest.approx(after, rel=1e-8)
-    points = to_numpy(dense.unpack(fit.theta, 2)).reshape(heads, -1)
+    points = to_numpy(dense.by_head(fit.theta, 2)).reshape(heads, -1)
     np.testing.assert_allclose(points, hull.points(refined), rtol=0, atol=1e-12)
     away = points - hull.centre
     assert abs(away - (away @ hull.basis.T) @ hull.basis).max() < 1e-12 * abs(away).max()

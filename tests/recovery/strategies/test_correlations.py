@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from onelayer import AttentionLayer, Reason, inputs, recover
 from onelayer.array.backend import like, to_numpy
 from onelayer.data import chunks
+from onelayer.heads import dense
 from onelayer.recovery import whitening
 from onelayer.recovery.gauss_newton import jacobian
 from onelayer.recovery.strategies import correlations
@@ -42,11 +43,11 @@ def test_products_are_those_of_the_tensor(xp_array, case):
     found = correlations._heads_from(parts, like(projections, parts[0].rows))
     expected = projections.reshape(2, -1) @ T.T
     size = max(1e-3, abs(expected).max())
-    flat_heads = to_numpy(correlations._flat(found, dim))
+    flat_heads = to_numpy(dense.flatten(found, dim))
     np.testing.assert_allclose(flat_heads, expected, atol=1e-5 * size, rtol=0)
     heads = rng.standard_normal(found.shape)
     back = correlations._projections_from(parts, like(heads, parts[0].rows))
-    expected = correlations._flat(heads, dim) @ T
+    expected = dense.flatten(heads, dim) @ T
     size = max(1e-3, abs(expected).max())
     found_back = to_numpy(back).reshape(2, -1)
     np.testing.assert_allclose(found_back, expected, atol=1e-5 * size, rtol=0)
@@ -130,8 +131,8 @@ def test_directions_are_projected_on_the_span(xp_array):
     once = to_numpy(allowed.project(xp_array(direction)))
     np.testing.assert_allclose(to_numpy(allowed.project(xp_array(once))), once, atol=1e-12)
     basis = to_numpy(span.directions)
-    flat_once = correlations._flat(once, 3)
-    np.testing.assert_allclose(flat_once, correlations._flat(direction, 3) @ basis.T @ basis)
+    flat_once = dense.flatten(once, 3)
+    np.testing.assert_allclose(flat_once, dense.flatten(direction, 3) @ basis.T @ basis)
     moved, same = allowed.retract(xp_array(direction), xp_array(once))
     np.testing.assert_allclose(to_numpy(moved), direction + once)
     assert same is allowed
@@ -165,7 +166,7 @@ def test_heads_are_drawn_within_the_span(xp_array):
     heads = span.drawn(50, np.random.default_rng(2))
     assert heads.shape == (3, 150)
     np.testing.assert_allclose(to_numpy(within(span).project(heads)), to_numpy(heads), atol=1e-12)
-    norms = np.linalg.norm(correlations._flat(to_numpy(heads), 3), axis=1)
+    norms = np.linalg.norm(dense.flatten(to_numpy(heads), 3), axis=1)
     assert np.sqrt(np.mean(norms**2)) == pytest.approx(1.0, abs=0.2)
 
 
@@ -177,7 +178,7 @@ def test_the_heads_of_a_layer_are_in_the_span(bias, where):
     posed = whitening.whiten(X, layer(X), None, False, bias)
     span = correlations.span(posed.batches(3), 3, np.random.default_rng(0))
     assert (np.diff(span.strengths) <= 0).all()
-    heads = correlations._flat(posed.heads_of(layer), 12)
+    heads = dense.flatten(posed.heads_of(layer), 12)
     inside = np.linalg.norm(heads @ span.directions.T, axis=1) / np.linalg.norm(heads, axis=1)
     assert inside.min() > 0.9
     blind = np.linalg.qr(np.random.default_rng(3).standard_normal((heads.shape[1], 3)))[0]

@@ -15,8 +15,8 @@ from onelayer.recovery.strategies import head_swaps
 
 def heads_kept(case, theta):
     """Which of the case's heads are left, by their attention matrices."""
-    left = dense.unpack(to_numpy(theta), 3)
-    full = dense.unpack(dense.pack(case.attention, case.key_bias), 3)
+    left = dense.by_head(to_numpy(theta), 3)
+    full = dense.by_head(dense.pack(case.attention, case.key_bias), 3)
     return [next(i for i in range(len(full)) if np.array_equal(full[i], head)) for head in left]
 
 

@@ -5,9 +5,9 @@ from cases import missing_one
 
 from onelayer.array.backend import to_numpy
 from onelayer.heads import dense
-from onelayer.recovery.gauss_newton import stopping, varpro
+from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.gauss_newton.levenberg_marquardt import FAST
-from onelayer.recovery.gauss_newton.stopping import Ending
+from onelayer.recovery.gauss_newton.stopping import Ending, StoppingRule
 from onelayer.recovery.strategies.large import Large
 from onelayer.recovery.strategies.search import Search
 from onelayer.recovery.trace import Log
@@ -26,14 +26,14 @@ def searching(**options):
 def test_a_stage_is_repaired_and_goes_on_to_the_end(monkeypatch):
     strategy, fit, true = searching()
     stuck = iter([True])  # at once, and then never again
-    monkeypatch.setattr(stopping, "_halted", lambda _: next(stuck, False))
+    monkeypatch.setattr(StoppingRule, "_halted", lambda *_: next(stuck, False))
     outcome = strategy.repaired_stage("start", fit.theta)
     assert outcome.ending is Ending.REACHED
     stages = [row.stage for row in strategy.search.log.rows]
     assert stages[0] == "start"
     assert stages[-1] == "start, a head replaced"
-    left = dense.unpack(to_numpy(outcome.state.fit.theta), 8)
-    for head in dense.unpack(true, 8):
+    left = dense.by_head(to_numpy(outcome.state.fit.theta), 8)
+    for head in dense.by_head(true, 8):
         assert min(np.linalg.norm(head - one) for one in left) < 1e-9
 
 

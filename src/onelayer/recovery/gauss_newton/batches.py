@@ -1,18 +1,22 @@
-"""Examples in blocks that are ready for products, and what is held of what they give.
+"""Examples in blocks that are ready for products, and what is held in memory between passes.
 
-What is computed from examples that are held is held with them; where there is no room for it they
-are gone through one chunk after the other, and anew in every pass.
+What is computed from examples in memory is held with them, if it fits in the memory budget.
+Otherwise the examples are read chunk by chunk, and it is computed again in every pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.data.chunks import CHUNK_BYTES, Chunks, Streamed
+
+T = TypeVar("T")
+
+_FLOATING = ("queries", "keys", "outputs", "counted", "offset")  # fields of a block
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,14 @@ class Block:
     offset: Array | None = None
 
 
+Blocks: TypeAlias = Chunks[tuple[Block, ...]]
+
+
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """The examples of a problem in blocks that suit the working arrays of so many heads."""
+    """The examples of a problem in blocks whose size suits some number of heads."""
 
-    chunks: Chunks[Any]  # of tuples of blocks
+    chunks: Blocks
     examples: int
     tokens: int
     dim: int
@@ -49,52 +56,44 @@ class Batches:
     def rows(self) -> int:
         return self.examples * self.tokens
 
-    def persist(self, values: Any, numbers: int, itemsize: int = 8) -> Any:
-        """Values of so many numbers a row, held for the next pass if there is room for them."""
+    def persist(self, values: Chunks[T], numbers: int, itemsize: int = 8) -> Chunks[T]:
+        """Values with this many numbers per row, held for the next pass if they fit."""
         return values.persist(float(itemsize) * self.rows * numbers, self.memory_budget)
 
-    def in_single(self, heads: int) -> Chunks[Any]:
-        """The blocks in float32, for what is computed from them for so many heads.
+    def in_single(self, heads: int) -> Blocks:
+        """The blocks in float32.
 
-        Held, what is computed from them would be held too: they are not if that has no room.
+        Values computed from chunks in memory are held too. If those of `heads` heads would not fit,
+        the blocks are streamed from memory.
         """
-        blocks = self.chunks.map(_in_single)
-        held = self.persist(blocks, 2 * self.dim + 1 + self.out_dim, 4)
+        held = self.persist(self.chunks.map(_in_single), 2 * self.dim + 1 + self.out_dim, 4)
         if held.in_memory and not self.chunks.in_memory:
             size = 4 * self.rows * numbers_per_row(heads, self.dim, self.tokens, self.out_dim)
-            return held if size <= self.memory_budget else recompute(held.values)
-        spread: Chunks[Any] = held
-        return spread
+            return held if size <= self.memory_budget else recompute(held.collect())
+        return held
 
 
 def numbers_per_row(heads: int, dim: int, tokens: int, out_dim: int) -> int:
-    """What is computed of a row: attention, features, and tokens as all heads project them."""
+    """Numbers computed per row: attention, features, and tokens projected by all heads."""
     return heads * (dim + tokens + out_dim)
 
 
 def _in_single(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    small = backend.single
-    return tuple(
-        Block(
-            small(block.queries),
-            small(block.keys),
-            small(block.outputs),
-            block.allowed,
-            None if block.counted is None else small(block.counted),
-            None if block.offset is None else small(block.offset),
-        )
-        for block in blocks
-    )
+    def rounded(block: Block) -> Block:
+        arrays = {name: getattr(block, name) for name in _FLOATING}
+        return replace(block, **{k: backend.single(v) for k, v in arrays.items() if v is not None})
+
+    return tuple(map(rounded, blocks))
 
 
 def groups(parts: tuple[Block, ...], size: int) -> list[tuple[Block, ...]]:
-    """Blocks in as many groups as it takes to compute `size` bytes from them chunk by chunk."""
+    """Blocks in groups, so that of `size` bytes computed from all a group has about a chunk."""
     step = max(1, len(parts) * CHUNK_BYTES // size)
     return [parts[i : i + step] for i in range(0, len(parts), step)]
 
 
-def recompute(groups: Sequence[tuple[Block, ...]]) -> Streamed[Any]:
-    """Blocks in memory as chunks that are worked on one after the other, and anew in every pass."""
+def recompute(groups: Sequence[tuple[Block, ...]]) -> Streamed[tuple[Block, ...]]:
+    """Blocks in memory as chunks from which everything is computed again in every pass."""
 
     def read(positions: Sequence[int]) -> Iterator[tuple[Block, ...]]:
         return (groups[i] for i in positions)

@@ -6,16 +6,17 @@ stops once its residual has fallen by a factor that follows the loss, from one t
 to ever smaller values near an exact fit, which keeps the final convergence superlinear.
 
 Inside the solve float32 is enough, and on a GPU the three digits of its fastest products: only the
-direction comes from it. Residuals, gradient and the decision to accept a step are float64.
-Should the loss fall too slowly close to an exact fit, the problem is ill conditioned and the solve
-goes to float32, and then to float64. Large problems are fitted in float32 too while they are far
-from a fit. There, on a CPU, solves see a quarter as many random mixtures of the outputs: most of
-the cost of a product goes by with outputs, and S of the mixtures is S on average. In 384 dimensions
-with 12 heads of rank 32 a product took half the time, and steps gained as much as with all outputs.
+direction comes from it. Residuals, gradient and the decision to accept a step are float64. Should
+the loss fall too slowly close to an exact fit, the problem is ill conditioned and the solve is
+repeated in float32, and then in float64. Large problems are fitted in float32 too while they are
+far from a fit. There, on a CPU, solves use a quarter as many random mixtures of the outputs: most
+of the cost of a product is proportional to the outputs, and S of the mixtures is S on average. In
+384 dimensions with 12 heads of rank 32 a product took half the time, and steps gained as much as
+with all outputs.
 
 Block preconditioners were tried (the mean over rows of C_i W_i W_jᵀ C_j, with C the covariance of
-tokens under attention, with and without the projection): on random inputs they take the condition
-number from about 100 to 60 and cost more than they save. Where heads differ they pay: large
+tokens under attention, with and without the projection): on random inputs they reduce the condition
+number from about 100 to 60 and cost more than they save. They pay where heads differ: large
 problems use the simplest of them, see `preconditioner.py`.
 """
 
@@ -24,37 +25,52 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from onelayer.array import backend, threads
 from onelayer.array.backend import Array
-from onelayer.recovery.gauss_newton import jacobian, preconditioner, varpro
+from onelayer.array.krylov import conjugate_gradients, never
+from onelayer.heads.base import TangentSpace
+from onelayer.heads.dense import FULL_SPACE
+from onelayer.recovery.gauss_newton import jacobian, varpro
 from onelayer.recovery.gauss_newton.batches import Batches
-from onelayer.recovery.gauss_newton.jacobian import Directions, Jacobian
-from onelayer.recovery.gauss_newton.low_rank import Tangent
-from onelayer.recovery.gauss_newton.preconditioner import Answer
+from onelayer.recovery.gauss_newton.jacobian import Jacobian
+from onelayer.recovery.gauss_newton.preconditioner import Metric, preconditioner
 from onelayer.recovery.gauss_newton.varpro import Fit
 
-_LEAST_DAMPING = 1e-9  # all dampings are relative to the mean curvature
-_MOST_DAMPING = 1e7
-MOST_PRODUCTS = 300
-_SLOW = 0.2  # a step near an exact fit that gains less than a factor of five is slow
-_NEAR_LOSS = 1e-6  # below which a fit counts as near
-_ROUGH_ENOUGH = 1e-4  # the share of the squared residual that three digits can reach
-_COARSE = 2e-3  # error above which large problems are fitted in float32
-_SKETCHED = 2e-2  # error above which solves on a CPU see mixtures of the outputs
-_OUTPUTS_IN_A_MIXTURE, _MANY_OUTPUTS = 4, 128
-_BASIN_LOSS = 1e-3  # below which a fit is in the basin of a good one
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SolverSettings:
+    """Numbers that steer every step. Dampings are relative to the mean curvature."""
+
+    least_damping: float = 1e-9
+    most_damping: float = 1e7  # no step is tried beyond it
+    most_products: int = 300  # in one solve
+    slow: float = 0.2  # a step near an exact fit should leave no more than this share of the loss
+    near_loss: float = 1e-6  # loss below which a fit counts as near
+    rough_tolerance: float = 1e-4  # the share of the squared residual that three digits can reach
+    coarse_error: float = 2e-3  # error above which large problems are fitted in float32
+    sketched_error: float = 2e-2  # error above which solves on a CPU use mixtures of the outputs
+    outputs_per_mixture: int = 4
+    many_outputs: int = 128  # mixtures pay from this number of outputs on
+    basin_loss: float = 1e-3  # below which a fit is in the basin of a good one
+
+
+SETTINGS = SolverSettings()
 
 
 @dataclass(frozen=True)
 class StepPolicy:
-    """How boldly a search moves.
+    """Damping and stopping settings of a search.
 
     Short, heavily damped steps follow the loss downhill more closely and end in bad minima less
     often, at twice the cost: with two equations per unknown (16 dimensions, 8 heads, scale 2) a
-    brisk start succeeded on 1 of 4 seeds and a gentle one on 6 of 6; with four, both nearly always.
+    fast start succeeded on 1 of 4 seeds and a cautious one on 6 of 6; with four, both nearly
+    always.
     """
 
     start_score: float  # standard deviation of the scores at a random start
@@ -70,13 +86,13 @@ CAUTIOUS = StepPolicy(0.2, first_damping=1.0, relaxation=1.2, inexactness=0.3, p
 
 @dataclass(frozen=True)
 class SolverState:
-    """Where the search is: a fit, the damping for the next step, and how the last one went."""
+    """A fit, the damping for the next step, and how the last step went."""
 
     fit: Fit
-    allowed: Directions
+    space: TangentSpace
     policy: StepPolicy
     damping: float
-    weighted: bool = False  # whether solves are preconditioned by how strongly outputs answer
+    preconditioned: bool = False
     rough: bool = False  # whether the next solve may have three digits
     single: bool = True  # or float32
     products: int = 0  # products with S that the last step took
@@ -84,42 +100,33 @@ class SolverState:
 
     @property
     def current_policy(self) -> StepPolicy:
-        """The policy for the next step; in the basin of a good fit always brisk."""
-        return self.policy if self.fit.loss > _BASIN_LOSS else FAST
+        """The policy for the next step; in the basin of a good fit always the fast one."""
+        return self.policy if self.fit.loss > SETTINGS.basin_loss else FAST
 
     @property
     def exhausted(self) -> bool:
-        """No step helps any more, however short."""
-        return self.damping > _MOST_DAMPING
-
-
-def never() -> bool:
-    """There is all the time in the world."""
-    return False
+        """Whether no step of any length helps."""
+        return self.damping > SETTINGS.most_damping
 
 
 def begin(
     batches: Batches,
     theta: Array,
-    allowed: Directions | None = None,
+    space: TangentSpace = FULL_SPACE,
     policy: StepPolicy = FAST,
-    weighted: bool = False,
+    preconditioned: bool = False,
     coarse: bool = False,
 ) -> SolverState:
-    """The state at given attention matrices (p, m·d), which may go anywhere by default.
-
-    Far from a fit a `coarse` search is content with float32.
-    """
+    """The state at given parameters; a `coarse` search is in float32 while far from a fit."""
     fit = _fitted(batches, theta, coarse)
     rough = backend.gpu_memory(theta) is not None
-    allowed = allowed or Tangent(batches.dim)
-    return SolverState(fit, allowed, policy, policy.first_damping, weighted, rough=rough)
+    return SolverState(fit, space, policy, policy.first_damping, preconditioned, rough=rough)
 
 
 def _fitted(batches: Batches, theta: Array, coarse: bool) -> Fit:
-    """The fit at given heads, in float32 if that may be coarse and is enough."""
+    """The fit at theta, in float32 if that may be coarse and is enough."""
     fit = varpro.fit(batches, theta, single=coarse)
-    return varpro.fit(batches, theta) if coarse and fit.error < _COARSE else fit
+    return varpro.fit(batches, theta) if coarse and fit.error < SETTINGS.coarse_error else fit
 
 
 def in_full(state: SolverState) -> SolverState:
@@ -128,81 +135,106 @@ def in_full(state: SolverState) -> SolverState:
     return replace(state, fit=varpro.fit(fit.batches, fit.theta)) if fit.single else state
 
 
+def damped_search(
+    attempt: Callable[[float], T | None],
+    damping: float,
+    most: float,
+    go_on: Callable[[], bool] = lambda: True,
+) -> tuple[T | None, float]:
+    """Attempts with growing damping until one succeeds: its result, or None, and the damping."""
+    while damping <= most and go_on():
+        found = attempt(damping)
+        if found is not None:
+            return found, damping
+        damping *= 4
+    return None, damping
+
+
 def step(
     state: SolverState,
     rng: np.random.Generator,
-    late: Callable[[], bool] = never,
+    stop: Callable[[], bool] = never,
     exact: float = 0.0,
 ) -> SolverState:
-    """Try steps of growing damping until one lowers the loss, or none does, or it is too late.
+    """Try steps of growing damping until one lowers the loss, none does, or `stop()` is true.
 
-    At an error of `exact` or less rounding may be all that is left: the first that fails is the
-    last in its precision.
+    At an error of `exact` or less only rounding may be left: the first failed attempt is the last
+    in its precision.
     """
-    fit = state.fit
+    fit, policy = state.fit, state.current_policy
     gradient, products = _gradient_and_products(state)
-    measure = Measure(
-        state.allowed, preconditioner.answer(fit, products) if state.weighted else None
-    )
+    weights = preconditioner(fit, products) if state.preconditioned else None
+    metric = Metric(state.space, weights)
     if _may_be_sketched(state):
-        products = products.sketched(fit.batches.out_dim // _OUTPUTS_IN_A_MIXTURE, rng)
-    curvature = _mean_curvature(products, measure, gradient, rng)
-    policy = state.current_policy
-    enough = policy.inexactness * min(1.0, 10.0 * fit.error)
+        count = fit.batches.out_dim // SETTINGS.outputs_per_mixture
+        products = products.sketched(count, rng)
+    curvature = _mean_curvature(products, metric, gradient, rng)
+    tolerance = policy.inexactness * min(1.0, 10.0 * fit.error)
     if state.rough:
-        enough = max(enough, _ROUGH_ENOUGH)
-    damping, spent = state.damping, 0
-    while damping <= _MOST_DAMPING and curvature > 0 and not late():
+        tolerance = max(tolerance, SETTINGS.rough_tolerance)
+    used: list[int] = []  # products of each attempt
+
+    def attempt(damping: float) -> tuple[Fit, TangentSpace] | None:
         with threads.allow_tf32(gradient) if state.rough else nullcontext():
-            path, used = solve(products, measure, gradient, damping * curvature, enough, late)
-        spent += used
+            path, count = solve(products, metric, gradient, damping * curvature, tolerance, stop)
+        used.append(count)
         # Where a product costs more than a fit the whole path is tried, from its end: the shorter
         # it is the closer to the gradient it stays, and no further product is needed.
-        for direction in reversed(path) if state.weighted else path[-1:]:
-            moved, allowed = state.allowed.retract(fit.theta, direction)
-            trial = _fitted(fit.batches, moved, coarse=fit.single)
+        for direction in reversed(path) if state.preconditioned else path[-1:]:
+            theta, space = state.space.retract(fit.theta, direction)
+            trial = _fitted(fit.batches, theta, coarse=fit.single)
             if trial.loss < fit.loss:
-                gain = 1 - trial.loss / fit.loss
-                slow = fit.loss < _NEAR_LOSS and gain < 1 - _SLOW
-                following = replace(
-                    state,
-                    fit=trial,
-                    allowed=allowed,
-                    damping=max(damping / policy.relaxation, _LEAST_DAMPING),
-                    products=spent,
-                    gain=gain,
-                )
-                return _finer(following) if slow else following
-        if fit.error <= exact:
-            break
-        damping *= 4
-    if late():
-        return replace(state, products=spent, gain=0.0)
+                return trial, space
+        return None
+
+    def go_on() -> bool:
+        return curvature > 0 and not (used and fit.error <= exact) and not stop()
+
+    found, damping = damped_search(attempt, state.damping, SETTINGS.most_damping, go_on)
+    if found is not None:
+        damping = max(damping / policy.relaxation, SETTINGS.least_damping)
+        return _accepted(state, *found, damping, sum(used))
+    if stop():
+        return replace(state, products=sum(used), gain=0.0)
     if state.rough or state.single:  # the direction may have been lost in rounding
         finer = _finer(state)
-        return step(finer if finer.single else in_full(finer), rng, late, exact)
+        return step(finer if finer.single else in_full(finer), rng, stop, exact)
     exhausted = np.inf if fit.error > exact else state.damping
-    return replace(state, damping=exhausted, products=spent, gain=0.0)
+    return replace(state, damping=exhausted, products=sum(used), gain=0.0)
+
+
+def _accepted(
+    state: SolverState, trial: Fit, space: TangentSpace, damping: float, products: int
+) -> SolverState:
+    """The state after a step that lowered the loss; solves become finer if it gained too little."""
+    loss = state.fit.loss
+    gain = 1 - trial.loss / loss
+    following = replace(
+        state, fit=trial, space=space, damping=damping, products=products, gain=gain
+    )
+    slow = loss < SETTINGS.near_loss and gain < 1 - SETTINGS.slow
+    return _finer(following) if slow else following
 
 
 def _gradient_and_products(state: SolverState) -> tuple[Array, Jacobian]:
-    """The allowed part of Jᵀ r as precise as the fit, and products as precise as the solve.
+    """Jᵀ r on the space, as precise as the fit, and products as precise as the solve.
 
     One after the other where they differ: both take memory.
     """
     fit = state.fit
     if fit.single:
         products = jacobian.jacobian(fit)
-        return jacobian.gradient(fit, products, state.allowed), products
-    gradient = jacobian.gradient(fit, allowed=state.allowed)
+        return jacobian.gradient(fit, products, state.space), products
+    gradient = jacobian.gradient(fit, space=state.space)
     return gradient, jacobian.jacobian(fit, single=state.single)
 
 
 def _may_be_sketched(state: SolverState) -> bool:
-    """Whether a solve may see mixtures of the outputs: far from a fit, on a CPU, at first."""
+    """Whether a solve may use mixtures of the outputs: far from a fit, on a CPU, at first."""
     fit = state.fit
     first = fit.single and state.single and backend.gpu_memory(fit.theta) is None
-    return first and fit.error > _SKETCHED and fit.batches.out_dim >= _MANY_OUTPUTS
+    far = fit.error > SETTINGS.sketched_error
+    return first and far and fit.batches.out_dim >= SETTINGS.many_outputs
 
 
 def _finer(state: SolverState) -> SolverState:
@@ -210,70 +242,34 @@ def _finer(state: SolverState) -> SolverState:
     return replace(state, rough=False, single=state.rough)
 
 
-@dataclass(frozen=True)
-class Measure:
-    """How allowed directions are measured: by |d|², or by how strongly outputs answer to them."""
-
-    allowed: Directions
-    answer: Answer | None
-
-    def times(self, direction: Array) -> Array:
-        """The matrix of the measure times an allowed direction."""
-        if self.answer is None:
-            return direction
-        return self.allowed.project(self.answer.times(direction, 1.0))
-
-    def over(self, direction: Array) -> Array:
-        """Nearly its inverse times an allowed direction."""
-        if self.answer is None:
-            return direction
-        return self.allowed.project(self.answer.times(direction, -1.0))
-
-
 def _mean_curvature(
-    products: Jacobian, measure: Measure, gradient: Array, rng: np.random.Generator
+    products: Jacobian, metric: Metric, gradient: Array, rng: np.random.Generator
 ) -> float:
-    """|J v|² / |v|² for one random allowed direction v: the mean eigenvalue of JᵀJ, roughly."""
+    """|J v|² / |v|² for one random direction v: a rough mean eigenvalue of JᵀJ in the metric."""
     probe = backend.like(rng.standard_normal(gradient.shape), products.weights)
-    probe = measure.allowed.project(probe)
-    size = float(backend.namespace(probe).sum(probe * measure.times(probe)))
-    return jacobian.squared_size(measure.allowed.jvp(products, probe)) / size
+    probe = metric.space.project(probe)
+    size = float(backend.namespace(probe).sum(probe * metric.times(probe)))
+    return varpro.squared_size(products.jvp(probe, metric.space)) / size
 
 
 def solve(
     products: Jacobian,
-    measure: Measure,
+    metric: Metric,
     gradient: Array,
     damping: float,
-    enough: float,
-    late: Callable[[], bool],
+    tolerance: float,
+    stop: Callable[[], bool],
 ) -> tuple[list[Array], int]:
-    """Conjugate gradients for (S + damping) d = gradient on the allowed directions.
+    """Conjugate gradients for (S + damping) d = gradient on the space of the metric.
 
-    Damping is in units of the measure, which preconditions too. They stop when the squared
-    residual, by the measure, has fallen to `enough` of what it was. The path to the solution is
-    given: where it was after 1, 2, 4, .. products, and its end.
+    Damping is in units of the metric, which preconditions too. Gives the path to the solution (see
+    `conjugate_gradients`) and the number of products.
     """
-    xp = backend.namespace(gradient)
-    size = float(xp.sum(gradient * measure.over(gradient))) ** 0.5
-    if size == 0:
-        return [gradient], 0
-    residual = xp.astype(gradient / size, products.weights.dtype)
-    direction, solution = measure.over(residual), xp.zeros_like(residual)
-    current, used, path = 1.0, 0, []
-    while current > enough and used < MOST_PRODUCTS and not late():
-        image = products.gauss_newton_product(direction, measure.allowed)
-        image = image + damping * measure.times(direction)
-        bend = float(xp.sum(direction * image))
-        if not bend > 0:  # rounding errors are all that is left
-            break
-        if used and used & (used - 1) == 0:
-            path.append(solution)
-        length = current / bend
-        solution = solution + length * direction
-        residual = residual - length * image
-        ready = measure.over(residual)
-        following = float(xp.sum(residual * ready))
-        direction = ready + (following / current) * direction
-        current, used = following, used + 1
-    return [xp.astype(one, gradient.dtype) * size for one in [*path, solution]], used
+
+    def product(direction: Array) -> Array:
+        image = products.gauss_newton_product(direction, metric.space)
+        return image + damping * metric.times(direction)
+
+    return conjugate_gradients(
+        product, gradient, tolerance, SETTINGS.most_products, metric.solve, stop, products.weights
+    )

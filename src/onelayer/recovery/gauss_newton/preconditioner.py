@@ -1,14 +1,14 @@
-"""How strongly outputs answer to a change of each head: a preconditioner for steps on all of them.
+"""A preconditioner for steps on all heads: how strongly the outputs respond to each head.
 
 With V_a the covariance of the tokens under the attention of row a, head i alone makes the part
 
     Σ_a x_a x_aᵀ ⊗ V_a W_i W_iᵀ V_a
 
 of JᵀJ. Tokens are whitened, so that 1 ⊗ M_i is near it, with M_i the mean of V_a W_i W_iᵀ V_a over
-the rows. Heads with small projections, or so large scores that their attention hardly moves, have a
-small M_i: measured by it all heads are alike. In a layer of a pretrained transformer with one head
-of scale 12 among eleven of scale 3 solves took 10 products where they had taken 50 to 250. Random
-heads are alike to begin with.
+the rows. Heads with small projections, or with scores so large that their attention hardly moves,
+have a small M_i; in the metric of the M_i all heads are alike. In a layer of a pretrained
+transformer with one head of scale 12 among eleven of scale 3 solves took 10 products with it and 50
+to 250 without. Random heads are alike to begin with.
 """
 
 from __future__ import annotations
@@ -21,57 +21,79 @@ from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.array.blocks import sum_over
 from onelayer.heads import dense
+from onelayer.heads.base import TangentSpace
 from onelayer.recovery.gauss_newton.batches import Block
 from onelayer.recovery.gauss_newton.jacobian import Jacobian
-from onelayer.recovery.gauss_newton.varpro import Attended, Fit, flattened
+from onelayer.recovery.gauss_newton.varpro import Attended, Fit
 
 _LEAST = 1e-3  # eigenvalues are at least this share of their head's mean
 _IDLE = 1e-6  # a head whose mean is below this share of the strongest one's explains nothing
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class Preconditioner:
     """The matrices M_i by their eigenvalues (m, d) and eigenvectors (m, d, d)."""
 
     values: Array
     vectors: Array
 
     def times(self, theta: Array, power: float) -> Array:
-        """Heads (p, m·d) times the matrices to a power."""
+        """Every head times its matrix to a power."""
         values, vectors = (backend.like(one, theta) for one in (self.values, self.vectors))
-        turned = dense.unpack(theta, vectors.shape[1]) @ vectors
+        turned = dense.by_head(theta, vectors.shape[1]) @ vectors
         weighted = turned * (values**power)[:, None, :]
-        return dense.pack(weighted @ backend.transpose(vectors))
+        return dense.side_by_side(weighted @ backend.transpose(vectors))
 
 
-def answer(fit: Fit, products: Jacobian) -> Answer | None:
+@dataclass(frozen=True)
+class Metric:
+    """The inner product on a tangent space: the plain one, or that of a preconditioner."""
+
+    space: TangentSpace
+    preconditioner: Preconditioner | None = None
+
+    def times(self, direction: Array) -> Array:
+        """The matrix of the metric times a direction in the space."""
+        return self._times(direction, 1.0)
+
+    def solve(self, direction: Array) -> Array:
+        """Nearly its inverse times a direction in the space."""
+        return self._times(direction, -1.0)
+
+    def _times(self, direction: Array, power: float) -> Array:
+        if self.preconditioner is None:
+            return direction
+        return self.space.project(self.preconditioner.times(direction, power))
+
+
+def preconditioner(fit: Fit, products: Jacobian) -> Preconditioner | None:
     """That of a fit and its products, from one pass over the examples; None if a head is idle.
 
-    Directions of an idle head are free: measured by what they do, steps would be lost in them.
+    Directions of an idle head are free: in the metric of their effect, steps would be lost in them.
     """
     xp = backend.namespace(fit.theta)
-    sums = products.blocks.map(_chunk_answers, products.attended, products.images)
-    matrices = dense.unpack(sums.reduce(operator.add), fit.batches.dim)
+    sums = products.blocks.map(_chunk_sums, products.attended, products.images)
+    matrices = dense.by_head(sums.reduce(operator.add), fit.batches.dim)
     values, vectors = xp.linalg.eigh(matrices / fit.batches.rows)
     mean = xp.mean(values, axis=1, keepdims=True)
     if not float(xp.min(mean)) > _IDLE * float(xp.max(mean)):
         return None
-    return Answer(xp.maximum(values, _LEAST * mean), vectors)
+    return Preconditioner(xp.maximum(values, _LEAST * mean), vectors)
 
 
-def _chunk_answers(
+def _chunk_sums(
     blocks: Sequence[Block], attended: Sequence[Attended], images: Sequence[Array]
 ) -> Array:
     """Σ_a V_a W_i W_iᵀ V_a over all rows of a chunk, side by side (d, m·d)."""
 
     def term(place: tuple[Block, Attended, Array]) -> Array:
         block, one, image = place
-        return _answers(block.keys, one.attention, image)
+        return _block_sums(block.keys, one.attention, image)
 
     return sum_over(zip(blocks, attended, images, strict=True), term)
 
 
-def _answers(keys: Array, weights: Array, images: Array) -> Array:
+def _block_sums(keys: Array, attention: Array, images: Array) -> Array:
     """The same for one block.
 
     V_a = Xᵀ C_a X with C_a = diag(p_a) - p_a p_aᵀ. With G = X W Wᵀ Xᵀ and U = P G the sum of
@@ -80,16 +102,16 @@ def _answers(keys: Array, weights: Array, images: Array) -> Array:
         Pᵀ P ∘ G - (P ∘ U)ᵀ P - Pᵀ (P ∘ U) + Pᵀ diag(s) P,    s_a = p_a G p_aᵀ.
     """
     xp, turned = backend.namespace(keys), backend.transpose
-    keys, weights, images = (backend.single(one) for one in (keys, weights, images))
-    n, tokens, dim = keys.shape
-    heads = weights.shape[1] // tokens
+    keys, attention, images = (backend.single(one) for one in (keys, attention, images))
+    n, tokens, _ = keys.shape
+    heads = attention.shape[1] // tokens
     images = xp.reshape(images, (n, heads, tokens, images.shape[2]))
     inner = images @ turned(images)  # G, (n, m, k, k)
-    rows = xp.permute_dims(xp.reshape(weights, (n, tokens, heads, tokens)), (0, 2, 1, 3))  # P
+    rows = xp.permute_dims(xp.reshape(attention, (n, tokens, heads, tokens)), (0, 2, 1, 3))  # P
     crossed = rows * (rows @ inner)  # P ∘ U
     mixed = turned(crossed) @ rows
     sizes = xp.sum(crossed, axis=-1, keepdims=True)
     within = (turned(rows) @ rows) * inner - mixed - turned(mixed) + turned(rows) @ (sizes * rows)
-    within = xp.reshape(xp.permute_dims(within, (0, 2, 1, 3)), weights.shape)
-    moved = xp.reshape(within @ keys, (n * tokens, heads * dim))
-    return backend.double(turned(flattened(keys)) @ moved)
+    within = xp.reshape(xp.permute_dims(within, (0, 2, 1, 3)), attention.shape)
+    moved = dense.features(within, keys)
+    return backend.double(turned(dense.flat_tokens(keys)) @ moved)

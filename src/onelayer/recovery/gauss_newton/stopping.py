@@ -5,34 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from onelayer.recovery.gauss_newton import levenberg_marquardt
-
-_EXPECTED = 0.7  # a stage is stuck if its policy's patience leaves more than this share of the loss
-_EAGER_PATIENCE = 5  # where something better is waiting and steps are dear
-_HALTED, _HALTED_AFTER = 0.95, 2  # and two steps that leave more than this share end a stage there
-_NEAR_PATIENCE, _NEAR_ERROR = 40, 1e-5  # near a fit slow progress is conditioning: be patient
-_STATIONARY = 1e-7  # a step that gains less than this share of the loss gains nothing
-_ROUNDING_GAIN = 0.5  # share of the loss: steps on what is not rounding gain more, near a fit
+from onelayer.recovery.gauss_newton.levenberg_marquardt import SETTINGS, SolverState
 
 
 class Ending(Enum):
     """Why a stage ended."""
 
-    REACHED = "reached"  # the error asked for
-    STATIONARY = "stationary"  # no step lowers the loss any more
-    STUCK = "stuck"  # steps lower the loss too slowly to get anywhere
-    OVERFITTED = "overfitted"  # it fits the few examples that it has seen, and no others
-    BUDGET = "budget"  # steps or seconds are spent
+    REACHED = "reached"  # the target error
+    STATIONARY = "stationary"  # no step lowers the loss
+    STUCK = "stuck"  # steps lower the loss too slowly
+    OVERFITTED = "overfitted"  # it fits its few examples, but not others
+    BUDGET = "budget"  # the limit of steps or seconds is reached
 
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """A fit, how it ended, whether noise is left over, and whether the model is known to be wrong.
+    """A fit, why its stage ended, whether noise is left, and whether the model is wrong.
 
-    It is a fit to all training examples, unless one to few of them is exact or time was spent.
+    The fit is to all training examples, unless one to few of them is exact or time ran out.
     """
 
-    state: levenberg_marquardt.SolverState
+    state: SolverState
     ending: Ending
     noise: bool = False
     misfit: bool = False
@@ -44,37 +37,48 @@ class StageOutcome:
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """When a stage is over."""
+    """When a stage is over.
+
+    An `eager` stage is left sooner: something better is waiting, and steps are expensive. Shares
+    are of the loss.
+    """
 
     target: float  # error
-    least_gain: float = _STATIONARY  # share of the loss that a step has to gain
-    eager: bool = False  # whether something better is waiting, and steps are dear
+    least_gain: float = 1e-7  # a step that gains less than this share gains nothing
+    eager: bool = False
     scarce: bool = False  # whether more examples are waiting too
     exact: float = 0.0  # error that counts as reached once steps gain little: rounding is left
+    expected: float = 0.7  # a stage is stuck if the policy's patience leaves more than this share
+    eager_patience: int = 5
+    halted: tuple[float, int] = (0.95, 2)  # an eager stage ends if two steps leave more than this
+    near_error: float = 1e-5  # near a fit slow progress is conditioning: be patient
+    near_patience: int = 40
+    rounding_gain: float = 0.5  # near a fit, steps on more than rounding gain more than this share
 
-    def ending(self, state: levenberg_marquardt.SolverState, losses: list[float]) -> Ending | None:
+    def ending(self, state: SolverState, losses: list[float]) -> Ending | None:
         """Why a stage with these losses ends at this state; None while it goes on."""
         if state.fit.error <= self.target:
             return Ending.REACHED
         finest = not (state.rough or state.single)
-        if finest and state.fit.error <= self.exact and state.gain < _ROUNDING_GAIN:
+        if finest and state.fit.error <= self.exact and state.gain < self.rounding_gain:
             return Ending.REACHED
         if state.exhausted:
             return Ending.STATIONARY
         if len(losses) > 1 and state.gain < self.least_gain and state.damping < 1e-2:
             return Ending.STATIONARY
-        patience = (
-            _NEAR_PATIENCE if state.fit.error < _NEAR_ERROR else state.current_policy.patience
-        )
-        if self.eager and state.fit.error > _NEAR_ERROR:
-            patience = _EAGER_PATIENCE
-            if state.products > levenberg_marquardt.MOST_PRODUCTS or _halted(losses):
+        near = state.fit.error < self.near_error
+        patience = self.near_patience if near else state.current_policy.patience
+        if self.eager and state.fit.error > self.near_error:
+            patience = self.eager_patience
+            if state.products > SETTINGS.most_products or self._halted(losses):
                 return Ending.STUCK
-        if len(losses) > patience and losses[-1] > _EXPECTED * losses[-1 - patience]:
-            return Ending.STUCK
-        return None
+        return Ending.STUCK if _leaves(losses, self.expected, patience) else None
+
+    def _halted(self, losses: list[float]) -> bool:
+        """Whether the last steps of an eager stage have gained next to nothing."""
+        return _leaves(losses, *self.halted)
 
 
-def _halted(losses: list[float]) -> bool:
-    """Whether the last steps have gained next to nothing."""
-    return len(losses) > _HALTED_AFTER and losses[-1] > _HALTED * losses[-1 - _HALTED_AFTER]
+def _leaves(losses: list[float], share: float, steps: int) -> bool:
+    """Whether the last steps have left more than this share of the loss."""
+    return len(losses) > steps and losses[-1] > share * losses[-1 - steps]

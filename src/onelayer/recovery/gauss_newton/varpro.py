@@ -1,9 +1,9 @@
-"""The reduced problem: projections eliminated, only the attention matrices left to find.
+"""Variable projection: the projections eliminated, only the parameters of the heads left to find.
 
 Write P_i for the attention of head i and H = [P_1 X .. P_m X] for the attended tokens of all heads
 side by side. Given the Θ_i, the best projections solve a linear regression, W = (HᵀH)⁻¹ Hᵀ Y, and
-the loss that remains, |Y - H W|², is a function of the Θ_i alone (variable projection, Golub and
-Pereyra 1973). A change dΘ_i moves row a of the output by
+the loss that remains, |Y - H W|², is a function of the Θ_i alone (Golub and Pereyra 1973). A change
+dΘ_i moves row a of the output by
 
     Σ_b P_ab (t_ab - Σ_c P_ac t_ac) x_b W_i,        t = X dΘ_i Xᵀ,
 
@@ -13,7 +13,7 @@ which defines J; the part of it that a change of W can undo is projected away (K
 
 S is never formed. A product with it costs about as much as two forward passes and is a sum over
 chunks of examples, in each of which it is a sum over blocks. What is computed from a chunk stays
-where the chunk is; matrices of the size of the weights and of the attention matrices travel.
+where the chunk is; only matrices of the size of the weights and of theta travel.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from onelayer.array import backend, linalg
 from onelayer.array.backend import Array
 from onelayer.array.blocks import map_over, sum_over
 from onelayer.data.chunks import Chunks
 from onelayer.heads import dense
-from onelayer.recovery.gauss_newton.batches import Batches, Block
+from onelayer.heads.base import Rows
+from onelayer.recovery.gauss_newton.batches import Batches, Block, Blocks
 from onelayer.recovery.whitening import WhitenedExamples
 
 # Relative to the mean eigenvalue of HᵀH: they keep the inverse finite when heads coincide.
@@ -41,46 +42,61 @@ _UNSEEN = 1e-11  # eigenvalues below this, relative to the largest, are zero
 
 @dataclass(frozen=True)
 class Attended:
-    """A block's attention P (n, k·m, k) and features H (n·k, F) at one Θ."""
+    """A block's attention P (n, k·m, k) and features H (n·k, F) at one theta."""
 
     attention: Array
     features: Array
 
 
+AttendedChunks: TypeAlias = Chunks[tuple[Attended, ...]]
+
+
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """All that is known at one Θ: `theta` (p, m·d), the best weights (F, e), what is left over.
+    """All that is known at one theta: the best weights (F, e) and the residuals.
 
     The weights hold the projections, and the output bias as a last row where there is one.
     """
 
     batches: Batches
     theta: Array
-    attended: Chunks[Any]  # of tuples of `Attended`
+    attended: AttendedChunks
     gram: Array  # HᵀH
     inverse: Array  # (HᵀH)⁺
     weights: Array
-    residuals: Chunks[Any]  # of tuples of arrays (n·k, e)
+    residuals: Rows
     loss: float  # mean square of the residuals: relative, since outputs have unit mean square
     single: bool  # whether attention, features and residuals are float32
 
     @property
     def heads(self) -> int:
-        return int(self.theta.shape[1] // self.batches.dim)
+        return dense.count(self.theta, self.batches.dim)
 
     @property
     def error(self) -> float:
         """The root mean square of the residuals, relative to that of the outputs."""
         return math.sqrt(self.loss)
 
+    @property
+    def projection(self) -> Array:
+        """The projections (m, d, e)."""
+        return projections(self.weights, self.batches)
+
+
+def projections(weights: Array, batches: Batches) -> Array:
+    """The projections (m, d, e) in weights (F, e)."""
+    rows = int(weights.shape[0]) - int(batches.output_bias)
+    shape = (rows // batches.dim, batches.dim, weights.shape[1])
+    return backend.namespace(weights).reshape(weights[:rows, :], shape)
+
 
 def attend(block: Block, theta: Array, output_bias: bool) -> Attended:
     """Attention and features of a block; the output bias is a feature that is always 1."""
     xp = backend.namespace(theta)
-    weights = dense.weights(block.queries, block.keys, theta, block.allowed)
+    weights = dense.attention(block, theta, block.allowed)
     features = dense.features(weights, block.keys)
     if block.offset is not None:
-        offset = xp.tile(block.offset, (theta.shape[1] // block.keys.shape[2],))[None, :]
+        offset = xp.tile(block.offset, (features.shape[1] // block.keys.shape[2],))[None, :]
         features = features + (offset if block.counted is None else offset * block.counted)
     if output_bias:
         constant = block.counted
@@ -91,13 +107,12 @@ def attend(block: Block, theta: Array, output_bias: bool) -> Attended:
 
 
 def fit(batches: Batches, theta: Array, single: bool = False) -> Fit:
-    """Eliminate the weights at `theta`: sums for HᵀH and HᵀY, then residuals and a correction.
+    """Eliminate the weights at theta: sums for HᵀH and HᵀY, then residuals and a correction.
 
     In float32 if `single`: half the work, and enough as long as the error is far above its rounding
-    errors. The inverse and the weights are float64 always.
+    errors. The inverse and the weights are always float64.
     """
-    heads = int(theta.shape[1] // batches.dim)
-    blocks = batches.in_single(heads) if single else batches.chunks
+    blocks = batches.in_single(dense.count(theta, batches.dim)) if single else batches.chunks
     attended = attended_at(batches, blocks, backend.single(theta) if single else theta)
     gram = backend.double(attended.map(_gram).reduce(operator.add))
     inverse = _inverse(gram, _SINGLE_RIDGE if single else _RIDGE)
@@ -109,29 +124,32 @@ def fit(batches: Batches, theta: Array, single: bool = False) -> Fit:
         against = attended.map(against_features, rows).reduce(operator.add)
         weights = inverse @ backend.double(against)
         rounded = backend.single(weights) if single else weights
-        rows = kept_rows(batches, rows.map(less_fitted, attended, rounded), rounded)
+        rows = persist_rows(batches, rows.map(less_fitted, attended, rounded), rounded)
         total = total + weights
-    loss = rows.map(squares).reduce(operator.add) / batches.equations
+    loss = squared_size(rows) / batches.equations
     return Fit(batches, theta, attended, gram, inverse, total, rows, loss, single)
 
 
-def attended_at(batches: Batches, blocks: Chunks[Any], theta: Array) -> Chunks[Any]:
-    """Attention and features of all blocks: held if there is room, computed anew otherwise."""
+def attended_at(batches: Batches, blocks: Blocks, theta: Array) -> AttendedChunks:
+    """Attention and features of all blocks, held if they fit."""
     values = blocks.map(_attend_all, theta, batches.output_bias)
-    numbers = per_row(batches, int(theta.shape[1] // batches.dim))
-    kept: Chunks[Any] = batches.persist(values, numbers, backend.itemsize(theta))
-    return kept
+    return persist_attended(batches, values, theta)
 
 
-def per_row(batches: Batches, heads: int) -> int:
-    """The numbers that attention and features of so many heads have for a row."""
-    return heads * (batches.dim + batches.tokens)
+def persist_attended(batches: Batches, values: AttendedChunks, theta: Array) -> AttendedChunks:
+    """Attention and features, in the precision of theta, held if they fit."""
+    numbers = dense.count(theta, batches.dim) * (batches.dim + batches.tokens)
+    return batches.persist(values, numbers, backend.itemsize(theta))
 
 
-def kept_rows(batches: Batches, rows: Chunks[Any], weights: Array) -> Chunks[Any]:
-    """Rows as long as the outputs, held if there is room."""
-    kept: Chunks[Any] = batches.persist(rows, weights.shape[1], backend.itemsize(weights))
-    return kept
+def persist_rows(batches: Batches, rows: Rows, weights: Array) -> Rows:
+    """Rows (n·k, e) for weights (F, e), held if they fit."""
+    return batches.persist(rows, weights.shape[1], backend.itemsize(weights))
+
+
+def squared_size(rows: Rows) -> float:
+    """|u|² of rows."""
+    return rows.map(_squares).reduce(operator.add)
 
 
 # For one chunk, a sequence of blocks
@@ -164,31 +182,26 @@ def less_fitted(
     return tuple(row - one.features @ weights for row, one in pairs)
 
 
-def squares(rows: Sequence[Array]) -> float:
+def _squares(rows: Sequence[Array]) -> float:
     return sum(backend.squared_norm(row) for row in rows)
-
-
-def flattened(tokens: Array) -> Array:
-    """Tokens (n, k, d) one below the other, (n·k, d)."""
-    return backend.namespace(tokens).reshape(tokens, (-1, tokens.shape[2]))
 
 
 # On other examples, in memory
 
 
 def residuals_on(fit: Fit, blocks: Sequence[Block]) -> list[Array]:
-    """What a fit leaves over of other examples, block by block."""
+    """The residuals of a fit on other examples, block by block."""
     bias = fit.batches.output_bias
     return [
         block.outputs - attend(block, fit.theta, bias).features @ fit.weights for block in blocks
     ]
 
 
-def held_out_error(fit: Fit, problem: WhitenedExamples) -> float:
+def held_out_error(fit: Fit, examples: WhitenedExamples) -> float:
     """The relative root mean square error of a fit on other examples."""
-    residuals = residuals_on(fit, problem.blocks(fit.heads))
+    residuals = residuals_on(fit, examples.blocks(fit.heads))
     total = sum(backend.squared_norm(residual) for residual in residuals)
-    return float((total / problem.equations) ** 0.5)
+    return float((total / examples.equations) ** 0.5)
 
 
 # The inverse
@@ -197,8 +210,9 @@ def held_out_error(fit: Fit, problem: WhitenedExamples) -> float:
 def _inverse(gram: Array, ridge: float = _RIDGE) -> Array:
     """(HᵀH)⁻¹, or the pseudo-inverse where features depend on one another.
 
-    Then the weights are the smallest of all that fit as well. Any others carry large parts that
-    cancel in H W but not in J, which is made of the W_i one by one: steps would be lost in them.
+    The pseudo-inverse gives the smallest weights of all that fit as well. Any others carry large
+    parts that cancel in H W but not in J, which uses the W_i one by one: steps would be lost in
+    them.
     """
     xp = backend.namespace(gram)
     inverse = _with_ridge(gram, ridge)
@@ -212,11 +226,18 @@ def _inverse(gram: Array, ridge: float = _RIDGE) -> Array:
 
 
 def ridged_inverse(fit: Fit) -> Array:
-    """(HᵀH + ridge)⁻¹, large in directions that features do not have: what pseudo-inverses hide."""
+    """(HᵀH + ridge)⁻¹, which is large along directions that the features do not have."""
     if fit.single:
         return _with_ridge(fit.gram, _SINGLE_RIDGE)
     inverse = _with_ridge(fit.gram, _RIDGE)
     return _with_ridge(fit.gram, SINGULAR_RIDGE) if _is_singular(fit.gram, inverse) else inverse
+
+
+def inverse_blocks(fit: Fit) -> list[Array]:
+    """The diagonal block (d, d) of the ridged inverse for every head."""
+    dim, inverse = fit.batches.dim, ridged_inverse(fit)
+    parts = [slice(head * dim, (head + 1) * dim) for head in range(fit.heads)]
+    return [inverse[part, part] for part in parts]
 
 
 def _with_ridge(gram: Array, ridge: float) -> Array:
@@ -243,12 +264,8 @@ def cost_of_dropping(fit: Fit) -> list[float]:
     With B the head's block of (HᵀH)⁻¹ that is tr(W_iᵀ B⁻¹ W_i): no pass over the examples is
     needed. It is near zero for a head without projection and for one of two equal heads.
     """
-    xp = backend.namespace(fit.theta)
-    dim = fit.batches.dim
-    inverse = ridged_inverse(fit)
-    costs = []
-    for head in range(fit.heads):
-        part = slice(head * dim, (head + 1) * dim)
-        weights = fit.weights[part, :]
-        costs.append(float(xp.sum(weights * xp.linalg.solve(inverse[part, part], weights))))
-    return costs
+    xp, projection = backend.namespace(fit.theta), fit.projection
+    return [
+        float(xp.sum(projection[head, ...] * xp.linalg.solve(block, projection[head, ...])))
+        for head, block in enumerate(inverse_blocks(fit))
+    ]

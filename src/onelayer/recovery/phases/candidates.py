@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from onelayer.array.blocks import sum_over
 from onelayer.heads import dense
 from onelayer.recovery.gauss_newton import jacobian, varpro
 from onelayer.recovery.gauss_newton.batches import Block
+from onelayer.recovery.gauss_newton.levenberg_marquardt import damped_search
 from onelayer.recovery.phases.polytope import Polytope
 from onelayer.recovery.phases.state import (
     AffineHull,
@@ -129,19 +131,25 @@ class SolveCandidates(Phase):
         def fit_at(place: Numbers) -> varpro.Fit:
             return varpro.fit(batches, stack(hull, place, fitted))
 
+        def attempt(
+            place: Numbers, fit: varpro.Fit, normal: Numbers, gradient: Numbers, damping: float
+        ) -> tuple[Numbers, varpro.Fit] | None:
+            ridge = damping * np.trace(normal) / len(normal) * np.eye(len(normal))
+            step = np.linalg.lstsq(normal + ridge, gradient, rcond=None)[0]
+            place = place + step.reshape(place.shape)
+            trial = fit_at(place)
+            return (place, trial) if trial.loss < fit.loss else None
+
         fit, damping = fit_at(coordinates), self.first_damping
         for _ in range(self.most_steps if directions else 0):
-            normal, gradient = _normal_equations(fit, directions)
-            before = fit.loss
-            while damping < self.most_damping:
-                ridge = damping * np.trace(normal) / len(normal) * np.eye(len(normal))
-                step = np.linalg.lstsq(normal + ridge, gradient, rcond=None)[0]
-                trial = fit_at(coordinates + step.reshape(coordinates.shape))
-                if trial.loss < fit.loss:
-                    coordinates, fit = coordinates + step.reshape(coordinates.shape), trial
-                    damping /= 4
-                    break
-                damping *= 4
+            equations = _normal_equations(fit, directions)
+            improved, damping = damped_search(
+                partial(attempt, coordinates, fit, *equations), damping, self.most_damping
+            )
+            if improved is None:
+                break
+            before, damping = fit.loss, damping / 4
+            coordinates, fit = improved
             if fit.loss > (1 - self.stationary) * before:
                 break
         return coordinates, fit

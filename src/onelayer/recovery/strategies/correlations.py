@@ -38,10 +38,8 @@ from onelayer.array.backend import Array
 from onelayer.array.blocks import sum_over
 from onelayer.data.chunks import Chunks, InMemory, Progress, no_progress
 from onelayer.heads import dense
-from onelayer.recovery.gauss_newton import jacobian, varpro
+from onelayer.heads.base import Rows, ScoreProducts
 from onelayer.recovery.gauss_newton.batches import Batches, Block
-from onelayer.recovery.gauss_newton.jacobian import Jacobian
-from onelayer.recovery.gauss_newton.varpro import Attended
 
 _SPARE = 4  # directions that orthogonal iteration carries along beside those asked for
 _ROUNDS = 5
@@ -63,13 +61,14 @@ class Span:
     @property
     def theta(self) -> Array:
         """The directions as heads (p, count·d)."""
-        return _packed(self.directions, self.dim)
+        return dense.unflatten(self.directions, self.dim)
 
     def drawn(self, heads: int, rng: np.random.Generator) -> Array:
         """So many random heads (p, heads·d), with scores of moderate size on whitened tokens."""
         count = int(self.directions.shape[0])
         coefficients = rng.standard_normal((heads, count)) * (_SCORE / count**0.5)
-        return _packed(backend.like(coefficients, self.directions) @ self.directions, self.dim)
+        drawn = backend.like(coefficients, self.directions) @ self.directions
+        return dense.unflatten(drawn, self.dim)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,23 +80,21 @@ class Within:
     """
 
     span: Span
-    scores: Chunks[Any]
+    scores: Chunks[tuple[Array, ...]]
 
     def project(self, direction: Array) -> Array:
         """The nearest allowed direction to (p, m·d)."""
         return self._combined(self._coefficients(direction))
 
-    def jvp(self, products: Jacobian, direction: Array) -> Chunks[Any]:
+    def jvp(self, products: ScoreProducts, direction: Array) -> Rows:
         """J times an allowed direction."""
-        moved: Chunks[Any] = self.scores.map(
-            _push, products.attended, products.images, self._coefficients(direction)
-        )
-        return moved
+        coefficients = self._coefficients(direction)
+        return products.through_scores(_combined_scores, coefficients, inputs=self.scores)
 
-    def vjp(self, products: Jacobian, rows: Chunks[Any]) -> Array:
+    def vjp(self, products: ScoreProducts, rows: Rows) -> Array:
         """Jᵀ u, projected on the allowed directions."""
         return self._combined(
-            self.scores.map(_pull, products.attended, products.images, rows).reduce(operator.add)
+            products.back_through_scores(_coefficients_vjp, rows, inputs=self.scores)
         )
 
     def retract(self, theta: Array, direction: Array) -> tuple[Array, Within]:
@@ -107,12 +104,12 @@ class Within:
     def _coefficients(self, direction: Array) -> Array:
         """(p, m·d) -> (m, count)."""
         basis = backend.like(self.span.directions, direction)
-        return _flat(direction, self.span.dim) @ backend.transpose(basis)
+        return dense.flatten(direction, self.span.dim) @ backend.transpose(basis)
 
     def _combined(self, coefficients: Array) -> Array:
         """(m, count) -> (p, m·d)."""
         basis = backend.like(self.span.directions, coefficients)
-        return _packed(coefficients @ basis, self.span.dim)
+        return dense.unflatten(coefficients @ basis, self.span.dim)
 
 
 def within(span: Span, batches: Batches) -> Within:
@@ -154,9 +151,9 @@ def span(
             heads = parts.map(_heads_from, against).reduce(operator.add)
             passed = passed[1 - most :] if most > 1 else []
             heads = _orthonormal(
-                _outside(_flat(heads, batches.dim), [one for one, _ in passed]), spread
+                _outside(dense.flatten(heads, batches.dim), [one for one, _ in passed]), spread
             )
-            theta = _packed(backend.like(heads, against), batches.dim)
+            theta = dense.unflatten(backend.like(heads, against), batches.dim)
             against = parts.map(_projections_from, theta).reduce(operator.add)
             passed.append((heads, against))
     return _leading(passed, count, batches.dim)
@@ -190,61 +187,35 @@ def _orthonormal(rows: Array, count: int) -> Array:
     return xp.reshape(backend.like(backend.transpose(basis), rows), rows.shape)
 
 
-def _flat(theta: Array, dim: int) -> Array:
-    """(p, m·d) -> (m, p·d)."""
-    heads = dense.unpack(theta, dim)
-    return backend.namespace(theta).reshape(heads, (heads.shape[0], -1))
-
-
-def _packed(flat: Array, dim: int) -> Array:
-    """(m, p·d) -> (p, m·d)."""
-    xp = backend.namespace(flat)
-    return dense.pack(xp.reshape(flat, (flat.shape[0], -1, dim)))
-
-
 # Within a span, for one chunk, a sequence of blocks
 
 
 def _scores(blocks: Sequence[Block], theta: Array) -> tuple[Array, ...]:
     def of_block(block: Block) -> Array:
         n, tokens, dim = block.keys.shape
-        found = jacobian.scores_of(block.keys, varpro.flattened(block.queries) @ theta)
-        return backend.namespace(found).reshape(found, (n, tokens, theta.shape[1] // dim, tokens))
+        shape = (n, tokens, dense.count(theta, dim), tokens)
+        return backend.namespace(theta).reshape(dense.scores(block, theta), shape)
 
     return tuple(map(of_block, blocks))
 
 
-def _push(
-    scores: Sequence[Array],
-    attended: Sequence[Attended],
-    images: Sequence[Array],
-    coefficients: Array,
-) -> tuple[Array, ...]:
-    """J times combinations of directions, (n·k, e) for every block."""
-    combined = (coefficients @ backend.like(one, coefficients) for one in scores)
-    return jacobian.outputs_changes(attended, images, combined)
+def _combined_scores(scores: Array, coefficients: Array) -> Array:
+    """How scores of all heads change along combinations of directions, (n, k·m, k)."""
+    n, tokens, _, _ = scores.shape
+    combined = coefficients @ backend.like(scores, coefficients)
+    shape = (n, tokens * coefficients.shape[0], tokens)
+    return backend.namespace(combined).reshape(combined, shape)
 
 
-def _pull(
-    scores: Sequence[Array],
-    attended: Sequence[Attended],
-    images: Sequence[Array],
-    rows: Sequence[Array],
-) -> Array:
-    """Jᵀ u by its inner products with the directions, (m, count), summed over the blocks."""
-
-    def term(place: tuple[Array, Array]) -> Array:
-        there, change = place
-        xp, (n, tokens, _, _) = backend.namespace(change), there.shape
-        change = xp.reshape(change, (n, tokens, change.shape[1] // tokens, tokens))
-        flat, against = (
-            xp.reshape(xp.permute_dims(one, (2, 0, 1, 3)), (one.shape[2], n * tokens**2))
-            for one in (change, backend.like(there, change))
-        )
-        return flat @ backend.transpose(against)
-
-    changes = jacobian.changes_from(attended, images, rows)
-    return sum_over(zip(scores, changes, strict=True), term)
+def _coefficients_vjp(scores: Array, change: Array) -> Array:
+    """Inner products of changes of attention with the scores of the directions, (m, count)."""
+    xp, (n, tokens, _, _) = backend.namespace(change), scores.shape
+    change = xp.reshape(change, (n, tokens, change.shape[1] // tokens, tokens))
+    flat, against = (
+        xp.reshape(xp.permute_dims(one, (2, 0, 1, 3)), (one.shape[2], n * tokens**2))
+        for one in (change, backend.like(scores, change))
+    )
+    return flat @ backend.transpose(against)
 
 
 # For one chunk, a sequence of blocks. Products are in float32: directions come from them, no more.
@@ -272,7 +243,7 @@ def _heads_from(parts: Sequence[_Part], projections: Array) -> Array:
     def term(part: _Part) -> Array:
         moved = part.rows @ backend.transpose(projections)
         spread = part.attention(moved.shape[1] // part.keys.shape[2])
-        return backend.transpose(part.queries) @ jacobian.softmax_change(part.keys, spread, moved)
+        return backend.transpose(part.queries) @ dense.features_jvp(part.keys, spread, moved)
 
     return sum_over(parts, term)
 
@@ -283,7 +254,7 @@ def _projections_from(parts: Sequence[_Part], heads: Array) -> Array:
     def term(part: _Part) -> Array:
         moved = part.queries @ heads
         spread = part.attention(moved.shape[1] // part.keys.shape[2])
-        return backend.transpose(jacobian.softmax_change(part.keys, spread, moved)) @ part.rows
+        return backend.transpose(dense.features_jvp(part.keys, spread, moved)) @ part.rows
 
     return sum_over(parts, term)
 
@@ -292,7 +263,7 @@ def _parts(blocks: Sequence[Block], rows: Sequence[Array]) -> tuple[_Part, ...]:
     small = backend.single
     return tuple(
         _Part(
-            varpro.flattened(small(block.queries)),
+            dense.flat_tokens(small(block.queries)),
             small(block.keys),
             small(_others(block)),
             small(y),
@@ -309,7 +280,7 @@ def _others(block: Block) -> Array:
     if block.allowed is not None:
         allowed = allowed & block.allowed
     zero = backend.zeros((block.queries.shape[2], block.keys.shape[2]), block.keys)
-    return dense.weights(block.queries, block.keys, zero, allowed)
+    return dense.attention(block, zero, allowed)
 
 
 def _sample(blocks: Sequence[Block]) -> Array:
@@ -354,7 +325,7 @@ def _less_linear(blocks: Sequence[Block], weights: Array) -> tuple[Array, ...]:
 def _linear(block: Block) -> Array:
     """A row's own token, the mean of the others, and 1: (n·k, 2 d + 1), zero for padding."""
     xp = backend.namespace(block.keys)
-    own = varpro.flattened(block.keys)
-    others = varpro.flattened(_others(block) @ block.keys)
+    own = dense.flat_tokens(block.keys)
+    others = dense.flat_tokens(_others(block) @ block.keys)
     one = backend.ones((own.shape[0], 1), own) if block.counted is None else block.counted
     return xp.concat([own, others, one], axis=1)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.data.chunks import Progress, no_progress
-from onelayer.recovery.gauss_newton import low_rank, varpro
+from onelayer.heads import dense, low_rank
+from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.strategies import correlations
 from onelayer.recovery.whitening import AnyExamples
@@ -29,10 +29,8 @@ def prune(fit: Fit, heads: int) -> Array:
 
 def without_cheapest(fit: Fit) -> tuple[Array, int]:
     """The attention matrices without the head that costs least to drop, and which one that is."""
-    dim = fit.batches.dim
     drop = int(np.argmin(varpro.cost_of_dropping(fit)))
-    kept = [fit.theta[:, i * dim : (i + 1) * dim] for i in range(fit.heads) if i != drop]
-    return backend.namespace(fit.theta).concat(kept, axis=1), drop
+    return dense.drop(fit.theta, drop, fit.batches.dim), drop
 
 
 def missing(
@@ -59,9 +57,8 @@ def repaired(fit: Fit, head: Array) -> Array | None:
     None if the new one explains less than any. To first order a head and its negative with a
     negative projection are the same: the better of the two is taken.
     """
-    xp = backend.namespace(fit.theta)
     tries = [
-        varpro.fit(fit.batches, xp.concat([fit.theta, score * head], axis=1), single=True)
+        varpro.fit(fit.batches, dense.concat([fit.theta, score * head]), single=True)
         for score in (_SCORE, -_SCORE)
     ]
     theta, dropped = without_cheapest(min(tries, key=lambda one: one.loss))

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 
-from onelayer.array import backend
 from onelayer.array.backend import Array
+from onelayer.heads import dense
 from onelayer.recovery.gauss_newton import levenberg_marquardt
 from onelayer.recovery.gauss_newton.levenberg_marquardt import FAST, StepPolicy
 from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome, StoppingRule
@@ -60,7 +60,7 @@ class Large(KnownHeads):
         rng = self.search.rng
         found = correlations.span(fit.batches, extra, rng, fit.residuals)
         more = self.search.of_rank(found.drawn(extra, rng))
-        return backend.namespace(fit.theta).concat([fit.theta, more], axis=1)
+        return dense.concat([fit.theta, more])
 
     def first_policy(self, heads: int) -> StepPolicy:  # noqa: ARG002
         return FAST

@@ -9,8 +9,9 @@ import numpy as np
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
+from onelayer.heads import dense, low_rank
 from onelayer.recovery.diagnosis import noise
-from onelayer.recovery.gauss_newton import levenberg_marquardt, low_rank, varpro
+from onelayer.recovery.gauss_newton import levenberg_marquardt, varpro
 from onelayer.recovery.gauss_newton.batches import Block
 from onelayer.recovery.gauss_newton.levenberg_marquardt import FAST, SolverState, StepPolicy
 from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome, StoppingRule
@@ -44,8 +45,8 @@ class Search:
 
     def random_start(self, heads: int, policy: StepPolicy) -> Array:
         """Random attention matrices with small scores: all heads near uniform attention."""
-        shape = (self.problem.query_dim, heads * self.problem.dim)
-        entries = self.rng.standard_normal(shape) * (policy.start_score / self.problem.dim)
+        dim, key_bias = self.problem.dim, self.problem.constant
+        entries = dense.random(heads, dim, key_bias, self.rng) * (policy.start_score / dim)
         return self.of_rank(backend.like(entries, self.problem.whitening))
 
     def of_rank(self, theta: Array) -> Array:
@@ -74,7 +75,7 @@ class Search:
             theta,
             low_rank.tangent(theta, self.problem.dim, self.rank),
             policy,
-            weighted=large and policy is FAST,  # a cautious search may have a spare head
+            preconditioned=large and policy is FAST,  # a cautious search may have a spare head
             coarse=large,
         )
         rounded = large or self.rounding > self.settings.stage.coarse_rounding
@@ -157,7 +158,7 @@ class Search:
         return fit.error > numbers.basin_error and varpro.held_out_error(fit, others) > limit
 
     def heads_in(self, theta: Array) -> int:
-        return int(theta.shape[1] // self.problem.dim)
+        return dense.count(theta, self.problem.dim)
 
     def equations_per_unknown(self, heads: int) -> float:
         return cost.equations_per_unknown(self.problem, heads, self.rank)

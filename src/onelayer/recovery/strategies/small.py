@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from onelayer.array import backend
 from onelayer.array.backend import Array
+from onelayer.heads import dense
 from onelayer.recovery.gauss_newton.levenberg_marquardt import CAUTIOUS, FAST, StepPolicy
 from onelayer.recovery.gauss_newton.stopping import StageOutcome
 from onelayer.recovery.gauss_newton.varpro import Fit
@@ -21,7 +21,7 @@ class Small(KnownHeads):
 
     def grow(self, fit: Fit, extra: int) -> Array:
         more = self.search.random_start(extra, FAST)
-        return backend.namespace(fit.theta).concat([fit.theta, more], axis=1)
+        return dense.concat([fit.theta, more])
 
     def first_policy(self, heads: int) -> StepPolicy:
         scarce = self.search.settings.small.scarce_equations

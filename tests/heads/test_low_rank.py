@@ -4,13 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onelayer.array.backend import to_numpy
-from onelayer.heads import dense
-from onelayer.recovery.gauss_newton import low_rank
+from onelayer.heads import dense, low_rank
 
 
 @st.composite
 def heads_of_rank(draw):
-    """Stacked heads (p, m·d) of a rank below their dimension, their dimension and that rank."""
+    """Theta of heads with a rank below their dimension, their dimension and that rank."""
     heads, dim = draw(st.integers(1, 3)), draw(st.integers(2, 4))
     rank = draw(st.integers(1, dim - 1))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -24,7 +23,7 @@ def random_like(theta, seed):
 
 
 def matrices(theta, dim):
-    return to_numpy(dense.unpack(theta, dim))[:, :dim]
+    return to_numpy(dense.unpack(theta, dim)[0])
 
 
 def project(xp_array, theta, dim, rank, direction):

@@ -1,0 +1,215 @@
+"""Heads with attention matrices of known rank: their tangent space, and retractions to them.
+
+The set of d x d matrices of rank r is a manifold of dimension r (2d - r). With U and V bases of
+the column and row spaces of Θ, a direction is projected on its tangent space by
+
+    D -> U Uᵀ D + (D - U Uᵀ D) V Vᵀ,
+
+and Θ + D is retracted to the manifold by its best approximation of rank r. Working with Θ itself
+and not with factors Q Kᵀ leaves no freedom to change the factors without changing Θ, which would
+make the normal equations singular. A key bias is free.
+
+For D in the tangent space Θ + D has rank 2r at most: with A = Dᵀ U, and B = D V less its part in U,
+
+    Θ + D = [U, B] [[Uᵀ Θ V + Aᵀ V, 1], [1, 0]] [V, A - V Vᵀ A]ᵀ,
+
+so that two thin QR decompositions and the singular values of a 2r x 2r matrix replace those of the
+d x d matrix, which would take most of the time of a step in 384 dimensions with r = 32.
+
+Where r is far below d, products with the Jacobian use factors too, at a third of the cost. A
+tangent direction is D_i = L_i R_iᵀ of rank 2r, with one column more for the row of the key bias.
+Its scores x_a D_i x_b are inner products of x_a L_i and x_b R_i, so that tokens are multiplied by
+matrices with 2r columns where D_i itself has d. In the transposed product G_i, the sum over
+examples of x_aᵀ C_ab x_b with C the changes of attention, is needed in the tangent space only, and
+for that G_iᵀ U_i, G_i V_i and the row of the bias suffice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from onelayer.array import backend
+from onelayer.array.backend import Array
+from onelayer.heads import dense
+from onelayer.heads.base import Inputs, Rows, ScoreProducts
+from onelayer.heads.dense import FULL_SPACE, FullSpace, flat_tokens, side_by_side
+
+_THIN = 4  # products use factors if the rank is at most the dimension over this
+
+
+@dataclass(frozen=True)
+class LowRankTangent:
+    """The tangent space at heads of rank r, by bases U and V (m, d, r)."""
+
+    left: Array
+    right: Array
+    key_bias: bool
+
+    @property
+    def _thin(self) -> bool:
+        _, dim, rank = self.left.shape
+        return bool(_THIN * rank <= dim)
+
+    def _bases(self, reference: Array) -> tuple[Array, Array]:
+        return backend.like(self.left, reference), backend.like(self.right, reference)
+
+    def dimension(self, theta: Array) -> int:
+        """The number of independent directions."""
+        heads, dim, rank = self.left.shape
+        return int(heads * rank * (2 * dim - rank) + (theta.shape[0] - dim) * theta.shape[1])
+
+    def project(self, direction: Array) -> Array:
+        left, right = self._bases(direction)
+        matrix, bias = dense.unpack(direction, left.shape[1])
+        inside = left @ (backend.transpose(left) @ matrix)
+        matrix = inside + ((matrix - inside) @ right) @ backend.transpose(right)
+        return dense.pack(matrix, bias)
+
+    def jvp(self, products: ScoreProducts, direction: Array) -> Rows:
+        if not self._thin:
+            return FULL_SPACE.jvp(products, direction)
+        factors = _factors(direction, *self._bases(direction))
+        return products.through_scores(_scores, *factors, self.left.shape[0])
+
+    def vjp(self, products: ScoreProducts, rows: Rows) -> Array:
+        if not self._thin:
+            return self.project(FULL_SPACE.vjp(products, rows))
+        left, right = self._bases(products.weights)
+        bases = side_by_side(backend.namespace(left).concat([left, right], axis=0))
+        sums = products.back_through_scores(_scores_vjp, rows, bases, left.shape[0])
+        return _direction(sums, left, right, self.key_bias)
+
+    def retract(self, theta: Array, direction: Array) -> tuple[Array, LowRankTangent]:
+        _, dim, rank = self.left.shape
+        if 2 * rank >= dim:
+            whole = nearest(theta + direction, dim, rank)
+            return whole, _tangent(whole, dim, rank)
+        attention, bias = dense.unpack(theta, dim)
+        change, bias_change = dense.unpack(direction, dim)
+        matrix, left, right = _truncated_sum(attention, change, self.left, self.right)
+        if bias is not None:
+            bias = bias + bias_change
+        return dense.pack(matrix, bias), LowRankTangent(left, right, self.key_bias)
+
+
+Tangent: TypeAlias = FullSpace | LowRankTangent
+
+
+def tangent(theta: Array, dim: int, rank: int | None) -> Tangent:
+    """The tangent space at heads of this rank, or all directions if it is None."""
+    return FULL_SPACE if rank is None else _tangent(theta, dim, rank)
+
+
+def _tangent(theta: Array, dim: int, rank: int) -> LowRankTangent:
+    attention, bias = dense.unpack(theta, dim)
+    left, _, right = backend.namespace(theta).linalg.svd(attention, full_matrices=False)
+    right = backend.transpose(right)
+    return LowRankTangent(left[:, :, :rank], right[:, :, :rank], bias is not None)
+
+
+def nearest(theta: Array, dim: int, rank: int | None) -> Array:
+    """The nearest heads of this rank, or the heads themselves if it is None."""
+    if rank is None:
+        return theta
+    attention, bias = dense.unpack(theta, dim)
+    left, sizes, right = backend.namespace(theta).linalg.svd(attention, full_matrices=False)
+    return dense.pack((left[:, :, :rank] * sizes[:, None, :rank]) @ right[:, :rank, :], bias)
+
+
+def _truncated_sum(
+    attention: Array, change: Array, left: Array, right: Array
+) -> tuple[Array, Array, Array]:
+    """The best approximation of rank r to Θ + D, all (m, d, d), and bases of its spaces."""
+    xp = backend.namespace(attention)
+    rank, turned = left.shape[2], backend.transpose
+    across = turned(change) @ left  # A
+    inside = turned(left) @ attention @ right + turned(across) @ right
+    along = change @ right
+    along = along - left @ (turned(left) @ along)  # B
+    across = across - right @ (turned(right) @ across)
+    (more_left, down), (more_right, over) = xp.linalg.qr(along), xp.linalg.qr(across)
+    core = xp.concat(
+        [
+            xp.concat([inside, turned(over)], axis=2),
+            xp.concat([down, xp.zeros_like(down)], axis=2),
+        ],
+        axis=1,
+    )
+    inner_left, sizes, inner_right = xp.linalg.svd(core, full_matrices=False)
+    new_left = xp.concat([left, more_left], axis=2) @ inner_left[:, :, :rank]
+    new_right = xp.concat([right, more_right], axis=2) @ turned(inner_right)[:, :, :rank]
+    return (new_left * sizes[:, None, :rank]) @ turned(new_right), new_left, new_right
+
+
+# Products by factors
+
+
+def _factors(direction: Array, left: Array, right: Array) -> tuple[Array, Array]:
+    """L (p, m·q) and R (d, m·q) of a tangent direction, q = 2 r, or one more for a key bias.
+
+    D = U Aᵀ + B Vᵀ with A = Dᵀ U, and B = D V less its part in U.
+    """
+    xp, turned = backend.namespace(direction), backend.transpose
+    matrix, bias = dense.unpack(direction, left.shape[1])
+    along = matrix @ right
+    along = along - left @ (turned(left) @ along)
+    rows = xp.concat([left, along], axis=2)
+    columns = [turned(matrix) @ left, right]
+    if bias is not None:  # the last row times the constant of a query
+        heads, dim, rank = left.shape
+        below = backend.zeros((heads, 1, 2 * rank), rows)
+        constant = xp.concat([backend.zeros((dim, 1), rows), backend.ones((1, 1), rows)], axis=0)
+        constant = constant[None, :, :] * backend.ones((heads, 1, 1), rows)
+        rows = xp.concat([xp.concat([rows, below], axis=1), constant], axis=2)
+        columns.append(bias[:, :, None])
+    return side_by_side(rows), side_by_side(xp.concat(columns, axis=2))
+
+
+def _scores(inputs: Inputs, left: Array, right: Array, heads: int) -> Array:
+    """How scores change along L Rᵀ, (n, k·m, k)."""
+    rows, columns = _by_head(inputs.queries, left, heads), _by_head(inputs.keys, right, heads)
+    scores = _by_row(rows @ backend.transpose(columns))
+    n, tokens, _ = inputs.keys.shape
+    return backend.namespace(scores).reshape(scores, (n, tokens * heads, tokens))
+
+
+def _scores_vjp(inputs: Inputs, change: Array, bases: Array, heads: int) -> Array:
+    """Gᵀ U, G V and the bias of G side by side, (d, 2 m·r + m), from [U V] (d, 2 m·r)."""
+    xp, keys, (n, tokens, dim) = backend.namespace(change), inputs.keys, inputs.keys.shape
+    change = xp.permute_dims(xp.reshape(change, (n, tokens, heads, tokens)), (0, 2, 1, 3))
+    queries = inputs.queries[:, :, :dim]
+    left, right = bases[:, : bases.shape[1] // 2], bases[:, bases.shape[1] // 2 :]
+    across = backend.transpose(change) @ _by_head(queries, left, heads)
+    along = change @ _by_head(keys, right, heads)
+    sums = xp.sum(change, axis=2)[:, :, :, None]
+    across, along, sums = (
+        xp.reshape(_by_row(part), (n * tokens, heads * part.shape[3]))
+        for part in (across, along, sums)
+    )
+    below = backend.transpose(flat_tokens(keys)) @ xp.concat([across, sums], axis=1)
+    middle = backend.transpose(flat_tokens(queries)) @ along
+    return xp.concat([below[:, : across.shape[1]], middle, below[:, across.shape[1] :]], axis=1)
+
+
+def _direction(sums: Array, left: Array, right: Array, key_bias: bool) -> Array:
+    """The projection of G on the tangent space from what `_scores_vjp` gives."""
+    turned, (heads, _, rank) = backend.transpose, left.shape
+    both = dense.by_head(sums[:, : 2 * heads * rank], rank)
+    across, along = both[:heads, ...], both[heads:, ...]  # Gᵀ U and G V, (m, d, r)
+    along = along - left @ (turned(left) @ along)
+    matrix = left @ turned(across) + along @ turned(right)
+    return dense.pack(matrix, turned(sums[:, 2 * heads * rank :]) if key_bias else None)
+
+
+def _by_head(tokens: Array, factor: Array, heads: int) -> Array:
+    """Tokens (n, k, d) times factors (d, m·q) of all heads, (n, m, k, q)."""
+    n, count, _ = tokens.shape
+    shape = (n, count, heads, factor.shape[1] // heads)
+    xp = backend.namespace(factor)
+    return xp.permute_dims(xp.reshape(flat_tokens(tokens) @ factor, shape), (0, 2, 1, 3))
+
+
+def _by_row(by_head: Array) -> Array:
+    """(n, m, k, q) -> (n, k, m, q)."""
+    return backend.namespace(by_head).permute_dims(by_head, (0, 2, 1, 3))

@@ -1,0 +1,57 @@
+"""Attention as the softmax of scores, its derivative, and which keys a row may attend to."""
+
+from __future__ import annotations
+
+from onelayer.array import backend
+from onelayer.array.backend import Array
+
+# With few keys a sum over them is faster as a product with a matrix of ones.
+_FEW_KEYS = 16
+
+
+def allowed_pairs(mask: Array | None, causal: bool, X: Array) -> Array | None:
+    """Which keys each row may attend to, (n or 1, k, k), or None if every row sees every key."""
+    xp = backend.namespace(X)
+    if mask is None and not causal:
+        return None
+    tokens = X.shape[1]
+    device = backend.device(X)
+    allowed = xp.ones((1, tokens, tokens), dtype=xp.bool, device=device)
+    if causal:
+        allowed = xp.tril(allowed)
+    if mask is not None:
+        allowed = allowed & mask[:, None, :]
+    return allowed
+
+
+def softmax(scores: Array, allowed: Array | None) -> Array:
+    """Attention (n, k·m, k) from scores of the same shape; zero for a row that may see no key."""
+    xp = backend.namespace(scores)
+    if allowed is None:
+        scores = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
+        return scores / xp.sum(scores, axis=-1, keepdims=True)
+    shape, tokens = scores.shape, scores.shape[2]
+    scores = xp.reshape(scores, (shape[0], tokens, shape[1] // tokens, tokens))
+    allowed = allowed[:, :, None, :]
+    nothing = xp.zeros_like(scores)
+    highest = xp.max(xp.where(allowed, scores, nothing - xp.inf), axis=-1, keepdims=True)
+    scores = xp.where(allowed, xp.exp(xp.where(allowed, scores - highest, nothing)), nothing)
+    total = xp.sum(scores, axis=-1, keepdims=True)
+    scores = scores / xp.where(total == 0, xp.ones_like(total), total)
+    return xp.reshape(scores, shape)
+
+
+def softmax_jvp(attention: Array, change: Array) -> Array:
+    """P_ab (t_ab - Σ_c P_ac t_ac) for attention P and changes t of its scores, (n, k·m, k).
+
+    The map is symmetric, so that it is the vjp too.
+    """
+    xp = backend.namespace(change)
+    tokens = change.shape[2]
+    weighted = attention * change
+    if tokens <= _FEW_KEYS:
+        mean = weighted @ backend.ones((tokens, tokens), change)
+    else:
+        mean = xp.sum(weighted, axis=-1, keepdims=True)
+    weighted -= attention * mean
+    return weighted
