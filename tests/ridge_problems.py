@@ -11,7 +11,7 @@ from onelayer.features import mlp_features
 from onelayer.features.progress import untracked
 from onelayer.features.solvers import design as design_module
 from onelayer.features.solvers import ridge
-from onelayer.features.solvers.design import Design, SpreadDesign
+from onelayer.features.solvers.design import Design, Panels
 
 
 def tokens(n, seed=0, dtype="f8"):
@@ -32,13 +32,13 @@ def targets_for(X, count=2, seed=1):
 def design_for(X, features, xp_array=np.asarray, weights=None):
     neurons = mlp_features.draw(features, X.shape[1], X.shape[2], np.random.default_rng(5))
     scale = None if weights is None else xp_array(np.sqrt(weights).astype(X.dtype))
-    return Design(neurons, as_sets(xp_array(X)), scale)
+    return Panels(neurons, as_sets(xp_array(X)), scale)
 
 
 def spread(design, targets):
     """The same features with their targets, as the solvers want them."""
     examples = sources.in_memory(design._sets, targets, design._row_scale)
-    return SpreadDesign(design._map, examples, design.sample)
+    return Design(design._map, examples, design.sample)
 
 
 def solve(design, targets, alpha, sizes, track=untracked, fit_intercept=False):

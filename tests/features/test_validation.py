@@ -9,7 +9,8 @@ import onelayer as ol
 from onelayer import inputs
 from onelayer.array.backend import to_numpy
 from onelayer.data.sets import as_sets
-from onelayer.features import validation
+from onelayer.features import examples, validation
+from onelayer.features.examples import ChunkReader
 
 X = inputs.sphere(12, 4, 3)
 Y = X[:, 1:, 0].mean(axis=1)
@@ -392,14 +393,23 @@ def test_targets_follow_the_examples_in_float64(xp_array):
         np.testing.assert_array_equal(to_numpy(targets), to_numpy(y) if hasattr(y, "shape") else y)
 
 
+def rows_of(y, weight, xp_array=np.asarray, labels=False):
+    """Sets, targets and the scale of rows of examples in memory, and the classes."""
+    reader = ChunkReader(least_tokens=2, labels=labels)
+    given = examples.in_memory(as_sets(xp_array(X)), y, weight, reader)
+    seen = given.summarize()
+    (chunk,) = given.rows(seen, None).chunks.collect()
+    return chunk.arrays, seen.labels
+
+
 def test_rows_are_scaled_by_the_root_of_their_weight(xp_array):
-    sets = as_sets(xp_array(X))
     weight = np.arange(12.0)
-    np.testing.assert_allclose(
-        to_numpy(validation.as_row_scale(weight, sets)), np.sqrt(weight), rtol=1e-15
-    )
-    np.testing.assert_allclose(to_numpy(validation.as_row_scale(4, sets)), np.full(12, 2.0))
-    assert validation.as_row_scale(None, sets) is None
+    (_, targets, scale), _ = rows_of(Y, weight, xp_array)
+    np.testing.assert_allclose(to_numpy(scale), np.sqrt(weight), rtol=1e-15)
+    np.testing.assert_allclose(to_numpy(targets)[:, 0], np.sqrt(weight) * Y, rtol=1e-15)
+    (_, _, scale), _ = rows_of(Y, 4, xp_array)
+    np.testing.assert_allclose(to_numpy(scale), np.full(12, 2.0))
+    assert rows_of(Y, None, xp_array)[0][2] is None
 
 
 def test_sizes_become_whole_numbers():
@@ -408,7 +418,7 @@ def test_sizes_become_whole_numbers():
         assert all(type(size) is int for size in validation.as_sizes(sizes))
 
 
-def test_classes_come_with_the_index_of_every_example():
-    classes, index = validation.as_classes(LABELS, as_sets(X))
+def test_labels_become_signs():
+    (_, targets, _), classes = rows_of(LABELS, None, labels=True)
     np.testing.assert_array_equal(classes, ["cold", "warm"])
-    np.testing.assert_array_equal(classes[index], LABELS)
+    np.testing.assert_array_equal(targets, np.where(np.array(LABELS) == "warm", 1.0, -1.0)[:, None])

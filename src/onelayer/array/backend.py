@@ -35,10 +35,10 @@ def as_array(value: Any, name: str) -> Array:
         raise ValueError(f"{name} is a ragged sequence, expected a rectangular array") from error
 
 
-def refuse_masked(value: Any, name: str) -> None:
+def refuse_masked(value: Any, name: str, hint: str = "") -> None:
     """Refuse numpy masked arrays: their hidden entries would be used."""
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array, expected a plain one")
+        raise TypeError(f"{name} is a masked array, expected a plain one{hint}")
 
 
 def as_real(value: Any, name: str) -> Array:

@@ -24,7 +24,9 @@ import numpy as np
 from onelayer.array import backend, blocks, checks
 from onelayer.array.backend import Array
 from onelayer.data import standardization
-from onelayer.data.standardization import Moments, Standardization
+from onelayer.data.standardization import Standardization, TokenMoments
+
+MASK_HINT = ", with mask= for tokens that do not exist"
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Sets:
         tokens = self.standard(tokens)
         return (tokens, None) if mask is None else (_zeroed(tokens, mask), mask)
 
-    def moments(self, weights: Array | None = None) -> Moments:
+    def moments(self, weights: Array | None = None) -> TokenMoments:
         """What all tokens that are there show, before any standardization.
 
         Every token has the weight of its example, of `weights` (n,).
@@ -94,7 +96,7 @@ class Sets:
         parts = blocks.slices(len(self), 8 * self.longest * self.dim)
         return max(backend.largest(self._as_given(part)[0]) for part in parts)
 
-    def _moments(self, part: slice, weights: Array | None) -> Moments:
+    def _moments(self, part: slice, weights: Array | None) -> TokenMoments:
         tokens, mask = self._as_given(part)
         there = np.ones(tokens.shape[:2], dtype=bool) if mask is None else backend.to_numpy(mask)
         values = backend.to_numpy(tokens)[there]
@@ -152,20 +154,12 @@ def as_sets(
     >>> len(sets), sets.dim, sets.longest
     (2, 2, 5)
     """
-    refuse_masked_array(X, name)
+    backend.refuse_masked(X, name, MASK_HINT)
     if backend.is_array(X) and not _holds_objects(X):
         return _from_array(X, mask, least_tokens, name, start, first)
     if mask is not None:
         raise ValueError("mask was given with a list of arrays, expected an array for a mask")
     return _from_list(X, least_tokens, name)
-
-
-def refuse_masked_array(X: Any, name: str) -> None:
-    """Entries that are missing from tokens mean nothing here."""
-    if isinstance(X, np.ma.MaskedArray):
-        raise TypeError(
-            f"{name} is a masked array, expected a plain one, with mask= for tokens not there"
-        )
 
 
 def single_tokens(X: Array, tokens: int = 2) -> Sets:

@@ -25,7 +25,7 @@ _CONSTANT = 4.0  # a deviation of so many rounding errors of the largest entry i
 
 
 @dataclass(frozen=True)
-class Moments:
+class TokenMoments:
     """What some tokens have shown, for every coordinate (d,)."""
 
     weight: float  # of all tokens
@@ -33,12 +33,12 @@ class Moments:
     root: Vector  # the root of the weighted sum of squares about the mean
     largest: Vector  # absolute value
 
-    def __add__(self, other: Moments) -> Moments:
+    def __add__(self, other: TokenMoments) -> TokenMoments:
         weight = self.weight + other.weight
         share = other.weight / weight if weight > 0 else 0.0
         apart = other.mean - self.mean
         between = np.sqrt(self.weight * share) * np.abs(apart)
-        return Moments(
+        return TokenMoments(
             weight,
             self.mean + share * apart,
             np.hypot(np.hypot(self.root, other.root), between),
@@ -46,7 +46,7 @@ class Moments:
         )
 
 
-def moments(tokens: Array, weights: Array | None = None) -> Moments:
+def moments(tokens: Array, weights: Array | None = None) -> TokenMoments:
     """Of tokens (count, d) with weights (count,), all 1 where none are given.
 
     >>> both = moments(np.array([[1.0], [3.0]])) + moments(np.array([[8.0]]))
@@ -58,7 +58,7 @@ def moments(tokens: Array, weights: Array | None = None) -> Moments:
     values, weight = values[weight > 0], weight[weight > 0].astype(np.float64, copy=False)
     if len(values) == 0:
         nothing = np.zeros(tokens.shape[1])
-        return Moments(0.0, nothing, nothing, nothing)
+        return TokenMoments(0.0, nothing, nothing, nothing)
     total = float(weight.sum())
     largest = np.abs(values).max(axis=0)
     mean = (weight / total) @ values
@@ -68,7 +68,7 @@ def moments(tokens: Array, weights: Array | None = None) -> Moments:
     size = np.abs(apart).max(axis=0)
     apart /= np.where(size > 0, size, 1.0)
     root = size * np.sqrt(weight @ (apart * apart))
-    return Moments(total, mean, root, largest)
+    return TokenMoments(total, mean, root, largest)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Standardization:
     factor: Vector
 
     @classmethod
-    def learned(cls, seen: Moments, epsilon: float) -> Standardization:
+    def learned(cls, seen: TokenMoments, epsilon: float) -> Standardization:
         """From what tokens of a dtype of this precision have shown."""
         deviation = seen.root / np.sqrt(seen.weight)
         if not (np.isfinite(deviation).all() and np.isfinite(seen.mean).all()):

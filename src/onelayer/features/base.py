@@ -1,9 +1,11 @@
-"""What all estimators share: from what users give, wherever it is, to sets and coefficients."""
+"""What all estimators share: from what users give, wherever it lives, to sets and coefficients.
+
+`ridge_problem`, `examples_to_test` and `solve` are what learning curves use of an estimator.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sklearn.base import BaseEstimator
 from sklearn.callback import CallbackSupportMixin, with_callbacks
@@ -15,23 +17,17 @@ from onelayer.array.backend import Array
 from onelayer.data import sources
 from onelayer.data.sets import Sets
 from onelayer.data.sources import Source
-from onelayer.data.standardization import Moments, Standardization
-from onelayer.features import progress, queries, streamed, validation
-from onelayer.features.models import Model, Predictor, Problem
-from onelayer.features.solvers.leave_one_out import Found
-from onelayer.features.streamed import Given, Reader, Seen
-
-
-def in_numpy_here(y: Any, sample_weight: Any) -> tuple[Any, Any]:
-    """Targets and weights of examples in memory, for scikit-learn's scores."""
-    truth, weight = validation.here(y, "y"), validation.here(sample_weight, "sample_weight")
-    return validation.in_numpy(truth), weight
+from onelayer.data.standardization import Standardization
+from onelayer.features import examples, progress, queries, validation
+from onelayer.features.examples import ChunkReader, GivenExamples, OfSets, Summary
+from onelayer.features.models import Predictor, RidgeModel, RidgeProblem
+from onelayer.features.solvers.solution import RidgeSolution
 
 
 class SetEstimator(BaseEstimator):
-    """What reads sets: X in memory or elsewhere, the query among its tokens, standardization.
+    """An estimator that reads sets of tokens.
 
-    After a fit `_standard` has what standardization learned, or None.
+    After a fit `_standard` is the standardization of tokens, or None.
     """
 
     _to_numpy = False  # whether tensors are converted
@@ -39,19 +35,13 @@ class SetEstimator(BaseEstimator):
 
     @property
     def _least_tokens(self) -> int:
-        """Of an example, and as how many a row of a two-dimensional X counts."""
+        """The fewest tokens of an example; a row of a two-dimensional X counts as so many."""
         return queries.least_tokens(queries.checked(self.query))
 
     @property
     def _first(self) -> bool:
-        """Whether a mask is to leave token 0."""
+        """Whether a mask must keep token 0."""
         return bool(self.query == "first")
-
-    def _sets(self, X: Any, mask: Any, reset: bool, name: str = "X") -> Sets:
-        """X in memory as it was given, checked."""
-        X = validation.in_numpy(X) if self._to_numpy else X
-        mask = validation.here(mask, "mask")
-        return validation.as_sets(self, X, mask, reset, self._least_tokens, name, self._first)
 
     def _given(
         self,
@@ -61,46 +51,37 @@ class SetEstimator(BaseEstimator):
         sample_weight: Any = None,
         reset: bool = False,
         name: str = "X",
-    ) -> Given:
-        """X elsewhere, of which only the form is checked."""
-        standard = None if reset else self._standard
-        least, first = self._least_tokens, self._first
-        reader = Reader(least, self._to_numpy, self._labels, name, first=first, standard=standard)
-        given = streamed.opened(X, mask, reader, self.device, y, sample_weight)
-        form = given.form
-        validation.check_dim(self, form.tokens, form.dim, reset, name)
-        return given
+    ) -> GivenExamples:
+        """What users give; in memory X is checked, else its form."""
+        reader = ChunkReader(self._least_tokens, self._first, self._to_numpy, self._labels, name)
+        if sources.is_streamed(X):
+            given = examples.streamed(X, mask, y, sample_weight, reader, self.device)
+            validation.check_dim(self, given.form.tokens, given.form.dim, reset, name)
+            return given
+        X, mask = validation.in_numpy(X) if self._to_numpy else X, validation.here(mask, "mask")
+        sets = validation.as_sets(self, X, mask, reset, reader.least_tokens, name, reader.first)
+        return examples.in_memory(sets, y, sample_weight, reader)
 
-    def _standardized(self, sets: Sets) -> Sets:
-        """The same with the standardization that was learned."""
-        return replace(sets, standard=self._standard)
-
-    def _learn(self, sets: Sets, first: int | None, weight: Array | None = None) -> Sets:
-        """The same with standardization by its first examples, by all for None."""
-        self._keep_standard(None, sets.sample)
-        if not self.standardize:
-            return sets
-        part = slice(0, first)
-        seen = sets[part].moments(None if weight is None else weight[part])
-        self._keep_standard(seen, sets.sample)
-        return self._standardized(sets)
-
-    def _look_and_learn(self, given: Given, first: int | None) -> tuple[Given, Seen]:
-        """Examples elsewhere, checked throughout, with standardization by the first of them."""
-        seen = given.look(first if self.standardize else 0)
-        self._keep_standard(seen.moments, given.form.sample)
-        return replace(given, reader=replace(given.reader, standard=self._standard)), seen
-
-    def _keep_standard(self, seen: Moments | None, sample: Array) -> None:
+    def _learn(self, given: GivenExamples, first: int | None) -> Summary:
+        """Check all examples, and learn standardization from the first ones, from all for None."""
+        seen = given.summarize(first if self.standardize else 0)
         self._standard = None
-        if seen is not None:
-            standard = Standardization.learned(seen, backend.epsilon(sample))
+        if seen.moments is not None:
+            sample = given.form.sample
+            standard = Standardization.learned(seen.moments, backend.epsilon(sample))
             self._standard = standard
             self.X_offset_ = backend.as_device(standard.offset, sample)
             self.X_scale_ = backend.as_device(standard.scale, sample)
+        return seen
+
+    def _apply(self, work: OfSets, fitted: Array, X: Any, mask: Any, method: str) -> Any:
+        """`work` of X, wherever X lives; X must be of the kind of the fitted array."""
+        given = self._given(X, mask)
+        validation.check_same_place(self, method, given.form, fitted)
+        return given.apply(work, self._standard)
 
     def _forget(self) -> None:
-        """Unlearn what was fitted: a fit that fails half-way is not to leave half of another."""
+        """Drop fitted attributes, lest a fit that fails leave those of an earlier one."""
         learned = ("coef_", "dual_coef_", "intercept_", "classes_", "alpha_", "n_features_out_")
         for name in (*learned, "X_offset_", "X_scale_"):
             self.__dict__.pop(name, None)
@@ -113,92 +94,31 @@ class SetEstimator(BaseEstimator):
 
 
 class RidgeEstimator(CallbackSupportMixin, SetEstimator):
-    """What all ridge estimators share; each supplies `_draw`.
+    """An estimator fitted by ridge regression; subclasses define `_draw`.
 
     Coefficients are kept in `coef_`, (targets, features) as in scikit-learn, unless `_keep` and
-    `_kept` say otherwise.
+    `_kept` are overridden.
     """
 
-    def _draw(self, sets: Sets) -> Model:
+    _all_in_memory = False  # whether the model needs all examples at once
+
+    def _draw(self, sets: Sets) -> RidgeModel:
+        """The model that the parameters describe, for examples like `sets`."""
         raise NotImplementedError
 
-    def _targets(self, y: Any, sets: Sets, name: str) -> Array:
-        """y as numbers, (n,) or (n, t)."""
-        return validation.as_targets(y, sets, name)
-
-    def _with_labels(self, given: Given, seen: Seen) -> Given:  # noqa: ARG002 - classifiers do
-        """Examples elsewhere whose targets can be read, after a look at all of them."""
-        return given
-
-    def _in_reach(self, problem: Problem) -> Problem:
-        """The same with its examples where the model can solve it."""
-        return problem
-
-    def _examples(
-        self,
-        X: Any,
-        y: Any,
-        mask: Any,
-        sample_weight: Any,
-        reset: bool,
-        name: str = "X",
-        first: int | None = None,
-    ) -> tuple[Source, bool]:
-        """Checked examples in chunks, see `Problem`, and whether y had one axis.
-
-        With `reset` standardization is learned from the first of them, from all for None.
-        """
-        y_name = name.replace("X", "y")
-        if sources.is_streamed(X):
-            validation.refuse_none(y, y_name)
-            given = self._given(X, mask, y, sample_weight, reset, name)
-            if reset:
-                given, seen = self._look_and_learn(given, first)
-            else:
-                seen = given.look()
-            given = self._with_labels(given, seen)
-            return given.examples(), given.flat
-        sets = self._sets(X, mask, reset, name)
-        targets = self._targets(validation.here(y, y_name), sets, y_name)
-        weight = validation.here(sample_weight, "sample_weight")
-        scale = validation.as_row_scale(weight, sets)
-        if reset:
-            sets = self._learn(sets, first, None if scale is None else scale**2)
-        else:
-            sets = self._standardized(sets)
-        return sources.in_memory(sets, validation.columns(targets, scale), scale), targets.ndim == 1
-
-    def _problem(
-        self, X: Any, y: Any, mask: Any, sample_weight: Any = None, first: int | None = None
-    ) -> Problem:
-        alpha = validation.as_alpha(self.alpha)
-        fit_intercept = validation.as_flag(self.fit_intercept, "fit_intercept")
-        validation.as_flag(self.standardize, "standardize")
-        backend.check_device(self.device)
-        examples, flat = self._examples(X, y, mask, sample_weight, reset=True, first=first)
-        return Problem(examples, flat, alpha, fit_intercept, self.device)
-
-    @with_callbacks
-    def _solve(self, problem: Problem, sizes: list[int], task: str) -> list[Found]:
-        """Coefficients for the first examples, as many as each of the sizes says."""
-        problem = self._in_reach(problem.first(sizes[-1]))
-        self._model = self._draw(problem.sets)
-        with progress.reporting(self, task) as track:
-            return self._model.solve(problem, sizes, track)
-
     def _keep(self, coefficients: Array, flat: bool) -> None:
-        """Keep coefficients (rows, targets) for prediction and for the eyes of users."""
+        """Keep coefficients (rows, targets) as a public attribute."""
         self.coef_ = coefficients[:, 0] if flat else coefficients.T
 
     def _kept(self) -> Array:
-        """What `_keep` was given."""
+        """The coefficients (rows, targets) that `_keep` was given."""
         check_is_fitted(self, "coef_")
         return self.coef_[:, None] if self.coef_.ndim == 1 else self.coef_.T
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, mask: Any) -> None:
         self._forget()
-        problem = self._problem(X, y, mask, sample_weight)
-        (found,) = self._solve(problem, [len(problem)], "fit")
+        problem = ridge_problem(self, X, y, mask, sample_weight)
+        self._model, (found,) = solve(self, problem, [len(problem)], "fit")
         problem.check_no_overflow(found.coefficients)
         self._flat = problem.flat
         self.alpha_ = float(found.alphas[0]) if problem.flat else found.alphas
@@ -206,26 +126,66 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator):
         self._keep(found.coefficients, problem.flat)
 
     def _predictor(self) -> Predictor:
-        """What was fitted, as a function of sets that knows nothing of this estimator."""
-        coefficients = self._kept()  # which refuses an estimator that is not fitted
+        """What was fitted, as a function of sets."""
+        coefficients = self._kept()  # raises if the estimator is not fitted
         intercept = self.intercept_
         if self._flat:
             intercept = intercept * backend.ones((1,), coefficients)
         return Predictor(self._model, coefficients, intercept, self._flat, self.device)
 
-    def _answer(self, predictor: Predictor, X: Any, mask: Any, method: str) -> Any:
-        """What the predictor says of X, wherever X is."""
-        if sources.is_streamed(X):
-            given = self._given(X, mask)
-            validation.check_same_place(self, method, given.form, predictor.coefficients)
-            return given.answers(predictor)
-        sets = self._standardized(self._sets(X, mask, reset=False))
-        validation.check_same_place(self, method, sets, predictor.coefficients)
-        return predictor(sets)
+    def _predict(self, predictor: Predictor, X: Any, mask: Any, method: str) -> Any:
+        return self._apply(predictor, predictor.coefficients, X, mask, method)
 
-    def _to_score(self, X: Any, y: Any, sample_weight: Any, mask: Any) -> Given:
-        """Examples elsewhere with their targets, to compare predictions with."""
+    def _to_score(self, X: Any, y: Any, sample_weight: Any, mask: Any) -> GivenExamples:
+        """Examples with their targets, to compare predictions with."""
+        fitted = self._kept()
         validation.refuse_none(y, "y")
         given = self._given(X, mask, y, sample_weight)
-        validation.check_same_place(self, "score", given.form, self._kept())
+        validation.check_same_place(self, "score", given.form, fitted)
         return given
+
+
+class Fit(NamedTuple):
+    """A model, and its solutions for every sample size."""
+
+    model: RidgeModel
+    solutions: list[RidgeSolution]
+
+
+def ridge_problem(
+    estimator: RidgeEstimator,
+    X: Any,
+    y: Any,
+    mask: Any,
+    sample_weight: Any = None,
+    first: int | None = None,
+) -> RidgeProblem:
+    """Checked parameters and examples of a fit; tokens are standardized by the first examples."""
+    alpha = validation.as_alpha(estimator.alpha)
+    fit_intercept = validation.as_flag(estimator.fit_intercept, "fit_intercept")
+    validation.as_flag(estimator.standardize, "standardize")
+    backend.check_device(estimator.device)
+    validation.refuse_none(y, "y")
+    given = estimator._given(X, mask, y, sample_weight, reset=True)
+    seen = estimator._learn(given, first)
+    if estimator._labels:
+        estimator.classes_ = validation.several_classes(seen.labels, given.form)
+    rows, flat = given.rows(seen, estimator._standard), seen.target_shape == ()
+    return RidgeProblem(rows, flat, alpha, fit_intercept, estimator.device)
+
+
+def examples_to_test(estimator: RidgeEstimator, X: Any, y: Any, mask: Any, name: str) -> Source:
+    """Checked examples in the form of `RidgeProblem.examples`, standardized as at fit."""
+    validation.refuse_none(y, name.replace("X", "y"))
+    given = estimator._given(X, mask, y, name=name)
+    return given.rows(given.summarize(), estimator._standard)
+
+
+@with_callbacks
+def solve(estimator: RidgeEstimator, problem: RidgeProblem, sizes: list[int], task: str) -> Fit:
+    """Solutions for the first examples, as many as each of the sizes."""
+    problem = problem.first(sizes[-1])
+    problem = problem.here() if estimator._all_in_memory else problem
+    model = estimator._draw(problem.sets)
+    with progress.reporting(estimator, task) as track:
+        return Fit(model, model.solve(problem, sizes, track))

@@ -1,4 +1,4 @@
-"""Learning curves: the error at every sample size and target, from what the sizes share."""
+"""Learning curves: test errors at many sample sizes, from one factorization where possible."""
 
 from __future__ import annotations
 
@@ -13,26 +13,45 @@ from sklearn.base import clone
 from onelayer.array import backend, checks
 from onelayer.data.chunks import Chunk
 from onelayer.data.sources import Source
-from onelayer.features import scores, validation
+from onelayer.features import base, scores, validation
+from onelayer.features.base import Fit
 from onelayer.features.estimators import Regressor
-from onelayer.features.models import Model
-from onelayer.features.scores import Spread
-from onelayer.features.solvers.leave_one_out import Found
+from onelayer.features.scores import Scatter
 
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """The outcome of `learning_curve`: errors relative to the variance of each target."""
+    """Test errors of an estimator at several sample sizes, from `learning_curve`.
 
-    sizes: np.ndarray[Any, Any]  # (sizes,)
-    test_error: np.ndarray[Any, Any]  # (sizes, targets)
-    alpha: np.ndarray[Any, Any]  # (sizes, targets): the penalty used
+    Attributes
+    ----------
+    sizes : array of shape (sizes,)
+        The sample sizes.
+    test_error : array of shape (sizes, targets)
+        Mean squared errors relative to the variance of each target.
+    alpha : array of shape (sizes, targets)
+        The penalties used.
+    """
+
+    sizes: np.ndarray[Any, Any]
+    test_error: np.ndarray[Any, Any]
+    alpha: np.ndarray[Any, Any]
 
     def samples_needed(self, error: float) -> np.ndarray[Any, Any]:
-        """For every target, the size at which its error first falls to `error`.
+        """Sample size at which the error of each target first falls to `error`.
 
-        Between two sizes the error is taken for a power of the size; infinity where it stays above.
+        Parameters
+        ----------
+        error : float
+            The error to reach.
 
+        Returns
+        -------
+        array of shape (targets,)
+            Sizes, by interpolation as a power of the size; infinity if the error stays above.
+
+        Examples
+        --------
         >>> curve = LearningCurve(np.array([10, 100]), np.array([[1.0], [0.01]]), np.ones((2, 1)))
         >>> curve.samples_needed(0.1).round(6)
         array([31.622777])
@@ -52,18 +71,33 @@ def learning_curve(
     mask: Any = None,
     mask_test: Any = None,
 ) -> LearningCurve:
-    """Errors on the test set of the estimator fitted to the first s examples, for all s of `sizes`.
+    """Test errors of an estimator fitted to the first s examples, for many sample sizes s.
 
-    The error is the mean squared error over the variance of the target on the test set: 1 is what
-    the best constant reaches. Sizes ascend; y is (n,) or (n, targets), and all targets come at
-    once; X and X_test, with `mask` and `mask_test`, take any form that the estimator takes, and may
-    be anywhere that its examples may be. The features are drawn once, for X, so that the result is
-    that of fitting at every size with the same `random_state` (if the longest set is among the
-    first, where features depend on it). With `standardize=True` tokens are centred and scaled once,
-    by the examples of the largest size. What the sizes share is computed once: the Gram matrix and,
-    for a given alpha and up to as many examples as features, its factor. The estimator is not
-    changed, and tells its callbacks how far it is.
+    The error is the mean squared error over the variance of the target on the test set: the best
+    constant has error 1. Features are drawn once, so the result is that of fitting at every size
+    with the same `random_state` (if the longest set is among the first examples, where features
+    depend on it). Computation that the sizes share is done once: the Gram matrix and, for a given
+    alpha and up to as many examples as features, its factor.
 
+    Parameters
+    ----------
+    estimator : RandomFeatureAttention, RandomFeatureMLP or AttentionKernelRidge
+        It is cloned, not changed; its callbacks are told of progress. With `standardize=True`
+        tokens are centred and scaled once, by the examples of the largest size.
+    X, y, X_test, y_test : examples and targets
+        In any form and place that the estimator takes; y is (n,) or (n, targets).
+    sizes : list of int
+        Ascending sample sizes.
+    mask, mask_test : arrays of shape (n, tokens), optional
+        True for tokens that exist.
+
+    Returns
+    -------
+    LearningCurve
+        The errors of all sizes and targets, and the penalties used.
+
+    Examples
+    --------
     >>> from onelayer import inputs
     >>> from onelayer.features.estimators import RandomFeatureAttention
     >>> X = inputs.sphere(400, tokens=5, dim=4)
@@ -82,23 +116,22 @@ def learning_curve(
         )
     model = clone(estimator)
     checked = validation.as_sizes(sizes)
-    problem = model._problem(X, y, mask, first=checked[-1])
+    problem = base.ridge_problem(model, X, y, mask, first=checked[-1])
     validation.check_enough(checked, problem)
-    test, _ = model._examples(X_test, y_test, mask_test, None, reset=False, name="X_test")
-    spread = _checked_spread(test, problem.targets)
-    found = model._solve(problem, checked, "learning curve")
-    solution = (model._model, found, problem.device)
-    squares = test.chunks.map(_squared_errors, *solution).reduce(operator.add)
-    alphas = np.stack([one.alphas for one in found])
-    return LearningCurve(np.array(checked), squares / len(test) / spread.variance, alphas)
+    test = base.examples_to_test(model, X_test, y_test, mask_test, "X_test")
+    scatter = _checked_scatter(test, problem.targets)
+    fit = base.solve(model, problem, checked, "learning curve")
+    squares = test.chunks.map(_squared_errors, fit, problem.device).reduce(operator.add)
+    alphas = np.stack([one.alphas for one in fit.solutions])
+    return LearningCurve(np.array(checked), squares / len(test) / scatter.variance, alphas)
 
 
-def _checked_spread(test: Source, count: int) -> Spread:
-    """How the test targets spread: as many as there are to learn, and none constant."""
+def _checked_scatter(test: Source, count: int) -> Scatter:
+    """The scatter of `count` test targets, none of which may be constant."""
     targets = test.samples[1].shape[1]
     if targets != count:
         raise ValueError(f"y_test has {targets} targets, expected {count} as y has")
-    found: Spread = test.chunks.map(_spread).reduce(operator.add)
+    found = test.chunks.map(_scatter).reduce(operator.add)
     constant = (found.most == found.least) | (found.squares == 0)  # either may underflow
     if constant.any():
         raise ValueError(
@@ -108,19 +141,18 @@ def _checked_spread(test: Source, count: int) -> Spread:
     return found
 
 
-def _spread(chunk: Chunk) -> Spread:
-    return scores.spread(backend.to_numpy(chunk.arrays[1]), np.ones(len(chunk)))
+def _scatter(chunk: Chunk) -> Scatter:
+    return scores.scatter(backend.to_numpy(chunk.arrays[1]), np.ones(len(chunk)))
 
 
-def _squared_errors(
-    chunk: Chunk, model: Model, found: Sequence[Found], device: str | None
-) -> np.ndarray[Any, Any]:
-    """The sums of the squared errors of all test examples of a chunk, (sizes, targets)."""
+def _squared_errors(chunk: Chunk, fit: Fit, device: str | None) -> np.ndarray[Any, Any]:
+    """The sums of squared errors over the test examples of a chunk, (sizes, targets)."""
     sets, targets, _ = chunk.arrays
-    predictions = model.predict(sets, [one.coefficients for one in found], device)
+    coefficients = [one.coefficients for one in fit.solutions]
+    predictions = fit.model.predict(sets, coefficients, device)
     truth = backend.to_numpy(targets)
     squares = []
-    for one, linear in zip(found, predictions, strict=True):
+    for one, linear in zip(fit.solutions, predictions, strict=True):
         wanted = truth - backend.to_numpy(one.intercept)
         squares.append(np.sum((backend.to_numpy(linear) - wanted) ** 2, axis=0))
     return np.stack(squares)

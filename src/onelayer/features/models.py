@@ -1,11 +1,9 @@
-"""A feature map or a kernel, with what solving and predicting mean for it.
+"""Feature maps and kernels as models that solve ridge problems and predict.
 
-Both answer to the same two calls, so that an estimator fits one size and a learning curve many in
-the same way: `solve` gives coefficients for the first s examples for every s of `sizes`, and
-`predict` the predictions of several sets of coefficients from one way through new examples.
-
-Both compute on the device that they are told, and give what they find in the kind and on the device
-of the examples.
+`solve` gives coefficients for the first s examples for every s of `sizes`, and `predict` the
+predictions of several sets of coefficients in one pass over examples. An estimator fits one size
+and a learning curve many in the same way. Models compute on the device of the problem and return
+arrays of the kind and on the device of the examples.
 """
 
 from __future__ import annotations
@@ -24,19 +22,17 @@ from onelayer.features import validation
 from onelayer.features.kernels import base as kernels
 from onelayer.features.kernels.base import Kernel
 from onelayer.features.progress import Track
-from onelayer.features.solvers import design as design_module
-from onelayer.features.solvers import ridge
-from onelayer.features.solvers.design import Design, FeatureMap, SpreadDesign
-from onelayer.features.solvers.leave_one_out import Found
-from onelayer.features.solvers.ridge import Alpha
+from onelayer.features.solvers import design, ridge
+from onelayer.features.solvers.design import Design, FeatureMap, Panels
+from onelayer.features.solvers.solution import Alpha, RidgeSolution
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
-    """What a fit was asked for, checked: examples wherever they live, in chunks.
+class RidgeProblem:
+    """Checked examples and parameters of a fit.
 
-    A chunk has sets, targets (n, t) in float64 and the scale (n,) of rows, or None, by which
-    targets are multiplied already.
+    A chunk has sets, targets (n, t) in float64 and the scale (n,) of rows, or None. Targets are
+    multiplied by the scale already.
     """
 
     examples: Source
@@ -50,11 +46,9 @@ class Problem:
 
     @property
     def sets(self) -> Sets:
-        """All examples where they are in memory, else one, of which only form and kind count."""
-        there = self.examples.chunks
-        sets: Sets = self.examples.samples[0]
-        if there.in_memory:
-            sets = there.collect()[0].arrays[0]
+        """All examples if they are in memory, else one with their form and kind."""
+        chunks = self.examples.chunks
+        sets: Sets = chunks.collect()[0].arrays[0] if chunks.in_memory else self.examples.samples[0]
         return sets
 
     @property
@@ -62,17 +56,16 @@ class Problem:
         """The number of targets."""
         return int(self.examples.samples[1].shape[1])
 
-    def first(self, count: int) -> Problem:
+    def first(self, count: int) -> RidgeProblem:
         """The same for the first examples."""
         return replace(self, examples=self.examples.between(0, count))
 
-    def here(self) -> Problem:
+    def here(self) -> RidgeProblem:
         """The same with all examples in memory."""
-        brought = sources.in_memory(*design_module.brought(self.examples))
-        return replace(self, examples=brought)
+        return replace(self, examples=sources.in_memory(*design.collect(self.examples)))
 
     def check_no_overflow(self, coefficients: Array) -> None:
-        """Refuse tokens so large that their features have no place in their dtype."""
+        """Refuse tokens so large that features overflow in their dtype."""
         if not backend.is_finite(coefficients):
             largest = self.examples.chunks.map(_largest).reduce(max)
             raise validation.overflow("features", self.sets, largest)
@@ -83,10 +76,12 @@ def _largest(chunk: Chunk) -> float:
     return sets.largest()
 
 
-class Model(Protocol):
-    """What estimators and learning curves ask of a model."""
+class RidgeModel(Protocol):
+    """A model that estimators and learning curves fit."""
 
-    def solve(self, problem: Problem, sizes: Sequence[int], track: Track) -> list[Found]: ...
+    def solve(
+        self, problem: RidgeProblem, sizes: Sequence[int], track: Track
+    ) -> list[RidgeSolution]: ...
 
     def predict(
         self, sets: Sets, coefficients: Sequence[Array], device: str | None
@@ -97,21 +92,23 @@ class Model(Protocol):
 class FeatureModel:
     """Ridge regression on the features of a map; coefficients are weights (features, t).
 
-    What is predicted is Φ v: whoever asks adds the intercept.
+    Predictions are Φ v, without the intercept.
     """
 
     features: FeatureMap
 
-    def solve(self, problem: Problem, sizes: Sequence[int], track: Track) -> list[Found]:
+    def solve(
+        self, problem: RidgeProblem, sizes: Sequence[int], track: Track
+    ) -> list[RidgeSolution]:
         kind = problem.sets.sample
-        design = SpreadDesign(self.features, problem.examples, backend.place(kind, problem.device))
-        found = ridge.solve_features(design, problem.alpha, sizes, track, problem.fit_intercept)
-        return [one.beside(kind) for one in found]
+        phi = Design(self.features, problem.examples, backend.place(kind, problem.device))
+        found = ridge.solve_features(phi, problem.alpha, sizes, track, problem.fit_intercept)
+        return [one.as_device(kind) for one in found]
 
     def predict(self, sets: Sets, coefficients: Sequence[Array], device: str | None) -> list[Array]:
         xp = backend.namespace(coefficients[0])
-        design = Design(self.features, sets, sample=backend.place(sets.sample, device))
-        together = design.product(xp.concat(list(coefficients), axis=1))
+        panels = Panels(self.features, sets, sample=backend.place(sets.sample, device))
+        together = panels.product(xp.concat(list(coefficients), axis=1))
         together = backend.as_device(together, sets.sample)
         count = coefficients[0].shape[1]
         return [together[:, i * count : (i + 1) * count] for i in range(len(coefficients))]
@@ -124,33 +121,31 @@ class KernelModel:
     sets: Sets  # the examples of the fit, in memory
     kernel: Kernel
 
-    def solve(self, problem: Problem, sizes: Sequence[int], track: Track) -> list[Found]:
-        sets, targets, scale = design_module.brought(problem.examples)
-        kernel = kernels.matrix(self.kernel, sets.placed(problem.device), None, track)
-        targets = backend.as_device(targets, kernel)
-        ones = backend.ones((len(sets),), kernel)
+    def solve(
+        self, problem: RidgeProblem, sizes: Sequence[int], track: Track
+    ) -> list[RidgeSolution]:
+        sets, targets, scale = design.collect(problem.examples)
+        matrix = kernels.matrix(self.kernel, sets.placed(problem.device), None, track)
+        targets = backend.as_device(targets, matrix)
+        ones = backend.ones((len(sets),), matrix)
         if scale is not None:
-            ones = backend.like(scale, kernel)
-            kernel *= ones[:, None] * ones
+            ones = backend.like(scale, matrix)
+            matrix *= ones[:, None] * ones
         border = ones if problem.fit_intercept else None
-        found = ridge.solve_kernel(kernel, targets, problem.alpha, sizes, border)
+        found = ridge.solve_kernel(matrix, targets, problem.alpha, sizes, border)
         if scale is not None:
             found = [one.scaled(ones) for one in found]
-        return [one.beside(sets.sample) for one in found]
+        return [one.as_device(sets.sample) for one in found]
 
     def predict(self, sets: Sets, coefficients: Sequence[Array], device: str | None) -> list[Array]:
-        examples = self.sets.placed(device)
+        examples, like = self.sets.placed(device), sets.sample
 
         def block(part: slice) -> list[Array]:
-            kernel = kernels.matrix(self.kernel, sets[part].placed(device), examples)
-            return [
-                backend.as_device(
-                    kernel[:, : dual.shape[0]] @ backend.as_device(dual, kernel), sets.sample
-                )
-                for dual in coefficients
-            ]
+            matrix = kernels.matrix(self.kernel, sets[part].placed(device), examples)
+            duals = (backend.as_device(dual, matrix) for dual in coefficients)
+            return [backend.as_device(matrix[:, : len(dual)] @ dual, like) for dual in duals]
 
-        parts = blocks.slices(len(sets), 8 * len(examples), design_module.PANEL_BYTES)
+        parts = blocks.slices(len(sets), 8 * len(examples), design.PANEL_BYTES)
         rows = blocks.map_over(parts, block)
         xp = backend.namespace(rows[0][0])
         return [xp.concat(list(one), axis=0) for one in zip(*rows, strict=True)]
@@ -160,7 +155,7 @@ class KernelModel:
 class Predictor:
     """A fitted model: predictions (n,) or (n, targets) of sets, or their labels (n,)."""
 
-    model: Model
+    model: RidgeModel
     coefficients: Array
     intercept: Array  # (targets,)
     flat: bool
@@ -177,7 +172,7 @@ class Predictor:
 
 
 @dataclass(frozen=True)
-class Transformer:
+class FeatureTransformer:
     """A feature map: the features of sets, (n, features)."""
 
     features: FeatureMap
@@ -185,13 +180,13 @@ class Transformer:
 
     def __call__(self, sets: Sets) -> Array:
         kind, there = sets.sample, backend.place(sets.sample, self.device)
-        design = Design(self.features, sets, sample=there)
+        panels = Panels(self.features, sets, sample=there)
         if backend.device(there) == backend.device(kind):
-            features = design.by_rows(slice(0, len(sets)))
-        else:  # there may be no room for all of them there
-            features = backend.zeros((design.rows, design.columns), kind)
-            for part in design.row_panels():
-                features[part, :] = backend.as_device(design.by_rows(part), kind)
+            features = panels.by_rows(slice(0, len(sets)))
+        else:  # a GPU may not have memory for all of them
+            features = backend.zeros((panels.rows, panels.columns), kind)
+            for part in panels.row_panels():
+                features[part, :] = backend.as_device(panels.by_rows(part), kind)
         validation.check_no_overflow(features, "features", sets)
         return features
 

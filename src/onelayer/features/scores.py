@@ -1,30 +1,31 @@
-"""Scores from sums over chunks: neither examples nor predictions need be in one place.
+"""R² and accuracy from sums over chunks: examples and predictions need not fit in memory.
 
-scikit-learn's scores want targets and predictions in two columns of n numbers, and those may be all
-that does not fit one machine. Means, and squares about them, are merged by the formula of Chan,
-Golub and LeVeque: with weights w, w' and means m, m' of two parts, the squares about the mean of
-both are the sum of both squares and (m - m')² w w' / (w + w').
+Means, and squares about them, are merged by the formula of Chan, Golub and LeVeque: with weights
+w, w' and means m, m' of two parts, the squares about the mean of both are the sum of both squares
+and (m - m')² w w' / (w + w').
 """
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from sklearn.exceptions import UndefinedMetricWarning
 
 from onelayer.array import backend
-from onelayer.data.chunks import Chunk
+from onelayer.data.standardization import Standardization
 from onelayer.features import validation
-from onelayer.features.streamed import Answer, Given, Reader
+from onelayer.features.examples import CheckedChunk, GivenExamples, OfSets, valid
 
 Matrix = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The mean of rows of numbers and their spread about it, for every column (t,)."""
+class Scatter:
+    """The weighted mean of rows of numbers and the squares about it, for every column (t,)."""
 
     weight: float
     mean: Matrix
@@ -36,11 +37,11 @@ class Spread:
     def variance(self) -> Matrix:
         return self.squares / self.weight
 
-    def __add__(self, other: Spread) -> Spread:
+    def __add__(self, other: Scatter) -> Scatter:
         weight = self.weight + other.weight
         share = other.weight / weight if weight > 0 else 0.0
         apart = other.mean - self.mean
-        return Spread(
+        return Scatter(
             weight,
             self.mean + share * apart,
             self.squares + other.squares + self.weight * share * apart**2,
@@ -49,70 +50,80 @@ class Spread:
         )
 
 
-def spread(values: Matrix, weights: Matrix) -> Spread:
+def scatter(values: Matrix, weights: Matrix) -> Scatter:
     """Of rows of values (n, t) with weights (n,).
 
-    >>> both = spread(np.array([[1.0], [3.0]]), np.ones(2)) + spread(np.array([[8.0]]), np.ones(1))
+    >>> two, one = np.array([[1.0], [3.0]]), np.array([[8.0]])
+    >>> both = scatter(two, np.ones(2)) + scatter(one, np.ones(1))
     >>> both.mean, both.variance.round(6)
     (array([4.]), array([8.666667]))
     """
     weight = float(np.sum(weights))
     mean = np.sum(weights[:, None] * values, axis=0) / (weight if weight > 0 else 1.0)
     squares = np.sum(weights[:, None] * (values - mean) ** 2, axis=0)
-    return Spread(weight, mean, squares, values.min(axis=0), values.max(axis=0))
+    return Scatter(weight, mean, squares, values.min(axis=0), values.max(axis=0))
 
 
-def r_squared(given: Given, predict: Answer) -> float:
+def r_squared(given: GivenExamples, predict: OfSets, standard: Standardization | None) -> float:
     """The coefficient of determination, the mean over all targets, as scikit-learn's `r2_score`."""
-    errors = given.source.chunks.map(_errors, given.reader, predict)
-    found = errors.reduce(operator.add)
-    validation.check_some_weight(found.spread.weight)
-    unexplained, total = found.squares, found.spread.squares
-    constant = np.where(unexplained > 0, 0.0, 1.0)  # nothing to explain: all or nothing
+    found = given.checked.map(_errors, predict, standard).reduce(operator.add)
+    if len(given.source) < 2:
+        message = "R^2 score is not well-defined with less than two samples."
+        warnings.warn(message, UndefinedMetricWarning, stacklevel=3)
+        return float("nan")
+    validation.check_some_weight(found.scatter.weight)
+    unexplained, total = found.squares, found.scatter.squares
+    constant = np.where(unexplained > 0, 0.0, 1.0)  # for targets that do not vary
     explained = 1.0 - unexplained / np.where(total > 0, total, 1.0)
     return float(np.mean(np.where(total > 0, explained, constant)))
 
 
-def accuracy(given: Given, predict: Answer) -> float:
+def accuracy(given: GivenExamples, predict: OfSets, standard: Standardization | None) -> float:
     """The share of right labels."""
-    rights = given.source.chunks.map(_rights, given.reader, predict)
-    right, weight = rights.reduce(operator.add)
+    right, weight = given.checked.map(_rights, predict, standard).reduce(operator.add)
     validation.check_some_weight(weight)
     return float(right / weight)
 
 
 @dataclass(frozen=True)
-class _Errors:
-    """The spread of targets, and weighted squares (t,) of the errors of their predictions."""
+class _TargetErrors:
+    """The scatter of targets, and weighted squares (t,) of the errors of their predictions."""
 
-    spread: Spread
+    scatter: Scatter
     squares: Matrix
 
-    def __add__(self, other: _Errors) -> _Errors:
-        return _Errors(self.spread + other.spread, self.squares + other.squares)
+    def __add__(self, other: _TargetErrors) -> _TargetErrors:
+        return _TargetErrors(self.scatter + other.scatter, self.squares + other.squares)
 
 
-def _errors(chunk: Chunk, reader: Reader, predict: Answer) -> _Errors:
-    sets = reader.sets(chunk)
-    targets = backend.to_numpy(validation.columns(reader.targets(chunk, sets), None))
-    predicted = backend.to_numpy(predict(sets)).reshape(len(sets), -1)
+def _errors(
+    checked: CheckedChunk | Exception, predict: OfSets, standard: Standardization | None
+) -> _TargetErrors:
+    chunk = valid(checked)
+    targets = backend.to_numpy(validation.columns(chunk.targets, None))
+    predicted = _predicted(chunk, predict, standard).reshape(len(chunk.sets), -1)
     if predicted.shape != targets.shape:
         raise ValueError(
             f"y has {targets.shape[1]} targets, expected {predicted.shape[1]} as at fit"
         )
-    weights = _weights(reader, chunk)
+    weights = _weights(chunk)
     squares = np.sum(weights[:, None] * (targets - predicted) ** 2, axis=0)
-    return _Errors(spread(targets, weights), squares)
+    return _TargetErrors(scatter(targets, weights), squares)
 
 
-def _rights(chunk: Chunk, reader: Reader, predict: Answer) -> Matrix:
+def _rights(
+    checked: CheckedChunk | Exception, predict: OfSets, standard: Standardization | None
+) -> Matrix:
     """The weight of the examples whose labels are right, and that of all."""
-    sets = reader.sets(chunk)
-    right = validation.as_labels(chunk.arrays[2], sets) == backend.to_numpy(predict(sets))
-    weights = _weights(reader, chunk)
+    chunk = valid(checked)
+    right = chunk.targets == _predicted(chunk, predict, standard)
+    weights = _weights(chunk)
     return np.array([np.sum(weights * right), np.sum(weights)])
 
 
-def _weights(reader: Reader, chunk: Chunk) -> Matrix:
-    weights = reader.weights(chunk, reader.sets(chunk))
-    return np.ones(len(chunk)) if weights is None else backend.to_numpy(weights)
+def _predicted(chunk: CheckedChunk, predict: OfSets, standard: Standardization | None) -> Matrix:
+    return backend.to_numpy(predict(replace(chunk.sets, standard=standard)))
+
+
+def _weights(chunk: CheckedChunk) -> Matrix:
+    return np.ones(len(chunk.sets)) if chunk.weights is None else backend.to_numpy(chunk.weights)

@@ -1,4 +1,4 @@
-"""The door of the estimators: what X, y, weights and parameters may be."""
+"""Checks of X, y, weights and parameters of the estimators, for arrays in memory or one chunk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from onelayer.array import backend, checks
@@ -17,7 +16,6 @@ from onelayer.array.backend import Array
 from onelayer.data import sets as sets_module
 from onelayer.data import sources
 from onelayer.data.sets import Sets
-from onelayer.features.solvers.ridge import Alpha
 
 
 def as_sets(
@@ -29,12 +27,12 @@ def as_sets(
     name: str = "X",
     first: bool = True,
 ) -> Sets:
-    """X in any of its forms, checked against what the estimator was fitted on unless `reset`.
+    """X in memory, in any of its forms, with the features of the fit unless `reset`.
 
-    A row of a two-dimensional X is one token and counts as `single` tokens. With `first` a mask is
-    to leave token 0.
+    A row of a two-dimensional X is one token and counts as `single` tokens. With `first` a mask
+    must keep token 0.
     """
-    sets_module.refuse_masked_array(X, name)
+    backend.refuse_masked(X, name, sets_module.MASK_HINT)
     sources.refuse_generator(X, name)
     if sets_module.is_collection_of_sets(X):
         found = sets_module.as_sets(X, mask, least_tokens=single, name=name, first=first)
@@ -49,8 +47,8 @@ def as_sets(
 
 
 def check_dim(estimator: Any, X: Any, dim: int, reset: bool, name: str) -> None:
-    """Keep the dimension of tokens if `reset`, else refuse another than at fit."""
-    # What scikit-learn would refuse or convert is checked already: this keeps names of features.
+    """Remember the dimension of tokens if `reset`, else refuse another than at fit."""
+    # The entries of X are checked elsewhere; this checks and keeps the names of features.
     validate_data(estimator, X, reset=reset, skip_check_array=True, ensure_2d=False)
     if reset:
         estimator.n_features_in_ = dim
@@ -60,7 +58,7 @@ def check_dim(estimator: Any, X: Any, dim: int, reset: bool, name: str) -> None:
 
 
 def here(value: Any, name: str) -> Any:
-    """What belongs to examples in memory, brought here if it is elsewhere."""
+    """A mask, targets or weights of examples in memory, collected if they are streamed."""
     if not sources.is_streamed(value):
         return value
     found = sources.source({name: value})
@@ -68,7 +66,7 @@ def here(value: Any, name: str) -> Any:
 
 
 def refuse_mask_of_rows(mask: Any) -> None:
-    """A row of a two-dimensional X is one token: it has nothing to leave out."""
+    """Refuse a mask for rows of a two-dimensional X, which are single tokens."""
     if mask is not None:
         raise ValueError("mask was given with two-dimensional X, expected X of three axes")
 
@@ -96,7 +94,6 @@ def check_same_place(estimator: Any, method: str, examples: Sets, fitted: Array)
 
 def as_targets(y: Any, examples: Sets, name: str = "y") -> Array:
     """y (n,) or (n, t) in float64, in the namespace of the examples."""
-    refuse_none(y, name)
     backend.refuse_masked(y, name)
     if backend.is_foreign(y):
         targets = backend.as_real(y, name)
@@ -114,27 +111,18 @@ def columns(targets: Array, row_scale: Array | None) -> Array:
     return found if row_scale is None else found * row_scale[:, None]
 
 
-def as_classes(y: Any, examples: Sets) -> tuple[Array, np.ndarray[Any, Any]]:
-    """The classes of y (n,), and the index of every example's class."""
-    labels = as_labels(y, examples)
-    check_classification_targets(labels)
-    classes, index = np.unique(labels, return_inverse=True)
-    return several_classes(classes, examples), index
-
-
-def as_labels(y: Any, examples: Sets) -> np.ndarray[Any, Any]:
+def as_labels(y: Any, examples: Sets, name: str = "y") -> np.ndarray[Any, Any]:
     """y (n,) in numpy, one label of any kind for each example."""
-    refuse_none(y, "y")
     labels = column_or_1d(backend.to_numpy(y) if backend.is_array(y) else y, warn=True)
-    _check_rows(labels, examples, "y")
+    _check_rows(labels, examples, name)
     if labels.dtype.kind == "f":
-        backend.check_finite(labels, "y")
+        backend.check_finite(labels, name)
     found: np.ndarray[Any, Any] = labels
     return found
 
 
 def several_classes(classes: np.ndarray[Any, Any], examples: Sets) -> Array:
-    """The classes, two at least: numbers follow X into its namespace, others stay in numpy."""
+    """At least two classes; numbers are moved to the namespace of X, others stay in numpy."""
     if len(classes) < 2:
         raise ValueError(
             f"y has one class, {classes.tolist()[0]!r}, "
@@ -152,8 +140,8 @@ def one_hot(index: np.ndarray[Any, Any], count: int, examples: Sets) -> Array:
 
 
 def refuse_none(y: Any, name: str) -> None:
-    """An estimator wants to know what to learn."""
-    if y is None:  # in scikit-learn's words
+    """Refuse missing targets, with the message of scikit-learn."""
+    if y is None:
         raise ValueError(
             f"This estimator requires {name} to be passed, but the target {name} is None."
         )
@@ -167,26 +155,17 @@ def _check_rows(y: Array, examples: Sets, name: str) -> None:
 
 
 def check_no_overflow(values: Array, what: str, examples: Sets) -> None:
-    """Refuse tokens so large that what is computed from them has no place in its dtype."""
+    """Refuse tokens so large that values computed from them overflow."""
     if not backend.is_finite(values):
         raise overflow(what, examples, examples.largest())
 
 
 def overflow(what: str, examples: Sets, largest: float) -> ValueError:
-    """The complaint that something overflows on examples with entries up to `largest`."""
+    """The error for values that overflow on examples with entries up to `largest`."""
     return ValueError(
         f"{what} overflow in {examples.sample.dtype}: X has entries up to {largest:.3g}, "
         "expected tokens of about unit norm"
     )
-
-
-def as_row_scale(sample_weight: Any, examples: Sets) -> Array | None:
-    """The root of the weights: rows times it make weighted least squares plain ones."""
-    if sample_weight is None:
-        return None
-    weights = as_weights(sample_weight, examples)
-    check_some_weight(backend.largest(weights))
-    return row_scale(weights, examples)
 
 
 def as_weights(sample_weight: Any, examples: Sets) -> Array:
@@ -207,7 +186,7 @@ def as_weights(sample_weight: Any, examples: Sets) -> Array:
 
 
 def check_some_weight(largest: float) -> None:
-    """Refuse weights that leave no example."""
+    """Refuse weights that are all zero."""
     if largest == 0:
         raise ValueError("sample_weight is zero throughout, expected a positive weight")
 
@@ -218,7 +197,7 @@ def row_scale(weights: Array, examples: Sets) -> Array:
     return xp.astype(xp.sqrt(weights), examples.sample.dtype, copy=False)
 
 
-def as_alpha(alpha: Any) -> Alpha:
+def as_alpha(alpha: Any) -> float | None:
     """A penalty of at least 0, or None for "loo"."""
     if isinstance(alpha, str) and alpha == "loo":
         return None

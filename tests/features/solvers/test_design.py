@@ -15,7 +15,7 @@ from onelayer.data.sets import as_sets
 from onelayer.features import attention_features, mlp_features
 from onelayer.features.positions import Positions
 from onelayer.features.solvers import design
-from onelayer.features.solvers.design import Design, SpreadDesign
+from onelayer.features.solvers.design import Design, Panels
 
 
 def draw(heads=6, dim=3, depth=1):
@@ -63,7 +63,7 @@ def test_panels_are_parts_of_all_features(monkeypatch, xp_array, drawn, form, dt
     X, mask = FORMS[form](xp_array, dtype)
     expected = to_numpy(all_features(drawn, X, mask))
     small_panels(monkeypatch)
-    phi = Design(drawn, as_sets(X, mask))
+    phi = Panels(drawn, as_sets(X, mask))
     assert (phi.rows, phi.columns) == expected.shape
     assert min(len(phi.column_panels()), len(phi.row_panels())) > 1
     tolerance = 1e-13 if dtype == "f8" else 1e-5
@@ -74,7 +74,7 @@ def test_panels_are_parts_of_all_features(monkeypatch, xp_array, drawn, form, dt
 
 def test_panels_are_of_the_backend_of_the_examples(xp_array):
     X = xp_array(gaussian(4, 5, 3, dtype="f4"))
-    phi = Design(draw(), as_sets(X))
+    phi = Panels(draw(), as_sets(X))
     for panel in (phi.by_columns(slice(0, 8)), phi.by_rows(slice(0, 2))):
         assert namespace(panel) is namespace(X)
         assert panel.dtype == X.dtype
@@ -86,7 +86,7 @@ def test_features_live_where_the_examples_do():
     examples = ragged([2, 5, 3], dim=3).examples
     sets = as_sets([strict.asarray(example, device=elsewhere) for example in examples])
     for drawn in (draw(depth=2), draw_mlp()):
-        phi = Design(drawn, sets)
+        phi = Panels(drawn, sets)
         predicted = phi.product(np.ones((phi.columns, 1)))
         assert device(predicted) == device(phi.by_columns(slice(0, phi.columns))) == elsewhere
 
@@ -99,7 +99,7 @@ def test_features_live_where_the_examples_do():
 def test_panels_cover_everything_once_in_order(n, heads, panel_bytes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(design, "PANEL_BYTES", panel_bytes)
-        phi = Design(draw(heads, dim=2), as_sets(np.ones((n, 2, 2))))
+        phi = Panels(draw(heads, dim=2), as_sets(np.ones((n, 2, 2))))
         columns, rows = phi.column_panels(), phi.row_panels()
     assert [i for part in columns for i in range(3 * heads)[part]] == list(range(3 * heads))
     assert [i for part in rows for i in range(n)[part]] == list(range(n))
@@ -115,13 +115,13 @@ def _bytes(part, width):
 
 
 def test_panels_are_no_smaller_than_they_need_to_be():
-    phi = Design(draw(), as_sets(gaussian(7, 5, 3)))
+    phi = Panels(draw(), as_sets(gaussian(7, 5, 3)))
     assert phi.column_panels() == [slice(0, 24)]
     assert phi.row_panels() == [slice(0, 7)]
 
 
 def test_panels_share_memory():
-    phi = Design(draw(), as_sets(gaussian(7, 5, 3)))
+    phi = Panels(draw(), as_sets(gaussian(7, 5, 3)))
     first, second = phi.by_columns(slice(0, 8)), phi.by_columns(slice(8, 16))
     assert np.shares_memory(first, second)
 
@@ -130,14 +130,14 @@ def test_every_row_is_scaled_once(monkeypatch, xp_array):
     X, scale = gaussian(7, 5, 3), np.arange(1.0, 8.0)
     expected = all_features(draw(), X) * scale[:, None]
     small_panels(monkeypatch)
-    phi = Design(draw(), as_sets(xp_array(X)), xp_array(scale))
+    phi = Panels(draw(), as_sets(xp_array(X)), xp_array(scale))
     for found in (*by_panels(phi), *by_panels(phi)):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
 def test_features_are_computed_in_the_kind_of_a_sample(xp_array):
     X, mask = gaussian(7, 5, 3, dtype="f4"), random_mask(np.random.default_rng(0), 7, 5)
-    phi = Design(draw(), as_sets(X, mask), sample=xp_array(np.zeros((1, 5, 3))))
+    phi = Panels(draw(), as_sets(X, mask), sample=xp_array(np.zeros((1, 5, 3))))
     expected = all_features(draw(), X.astype("f8"), mask)
     panel = phi.by_rows(slice(0, 7))
     assert namespace(panel) is namespace(phi.sample)
@@ -148,7 +148,7 @@ def test_features_are_computed_in_the_kind_of_a_sample(xp_array):
 
 def test_the_twin_in_single_precision_has_the_same_features(xp_array):
     scale = np.arange(1.0, 8.0)
-    phi = Design(draw(), as_sets(xp_array(gaussian(7, 5, 3))), xp_array(scale))
+    phi = Panels(draw(), as_sets(xp_array(gaussian(7, 5, 3))), xp_array(scale))
     for found, expected in zip(by_panels(phi.single()), by_panels(phi), strict=True):
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
@@ -159,7 +159,7 @@ def test_product_is_that_of_all_features(monkeypatch, xp_array, dtype):
     X, weights = gaussian(7, 5, 3, dtype=dtype), gaussian(24, 2, seed=1)
     expected = to_numpy(all_features(draw(), X)) @ weights
     small_panels(monkeypatch)
-    found = Design(draw(), as_sets(xp_array(X))).product(xp_array(weights))
+    found = Panels(draw(), as_sets(xp_array(X))).product(xp_array(weights))
     assert found.dtype == xp_array(X).dtype
     tolerance = 1e-12 if dtype == "f8" else 1e-4
     np.testing.assert_allclose(to_numpy(found), expected, rtol=0, atol=tolerance)
@@ -180,7 +180,7 @@ def test_few_examples_are_prepared_at_once_even_if_the_first_are_short():
         prepare=prepare,
         features=lambda values, part: values,
     )
-    Design(fake, as_sets([np.ones((length, 3)) for length in lengths])).by_columns(slice(0, 1))
+    Panels(fake, as_sets([np.ones((length, 3)) for length in lengths])).by_columns(slice(0, 1))
     assert max(prepared) <= blocks.BLOCK_BYTES // 4
 
 
@@ -191,7 +191,7 @@ def test_products_with_examples_on_disk_take_little_memory(monkeypatch, tmp_path
     monkeypatch.setattr(design, "PANEL_BYTES", 2**16)
     weights = np.ones((18, 1))
     tracemalloc.start()
-    found = Design(drawn, as_sets(mapped)).product(weights)
+    found = Panels(drawn, as_sets(mapped)).product(weights)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < X.nbytes / 4
@@ -212,13 +212,13 @@ def spread(X, targets, scale, rows=3):
 
     chunks = Streamed(read, tuple(range(len(starts) - 1)))
     for examples in (here, sources.Source(chunks, starts, here.samples)):
-        yield SpreadDesign(draw(), examples, sets.sample)
+        yield Design(draw(), examples, sets.sample)
 
 
-def products(design, targets, factor, told):
+def products(panels, targets, factor, told):
     """A sum over examples that needs their features, their targets and something of all."""
     told(1.0)
-    return factor * to_numpy(design.by_rows(slice(0, design.rows))).T @ to_numpy(targets)
+    return factor * to_numpy(panels.by_rows(slice(0, panels.rows))).T @ to_numpy(targets)
 
 
 def test_sums_are_the_same_in_one_chunk_and_in_many(xp_array):
@@ -226,7 +226,7 @@ def test_sums_are_the_same_in_one_chunk_and_in_many(xp_array):
     expected = 2.0 * all_features(draw(), X).T @ (scale[:, None] * targets)
     for phi in spread(xp_array(X), xp_array(targets), xp_array(scale)):
         told = []
-        found = phi.summed(products, 2.0, told=told.append)
+        found = phi.sum(products, 2.0, progress=told.append)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
         assert len(told) == phi.steps
 

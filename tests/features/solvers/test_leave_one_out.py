@@ -9,7 +9,7 @@ from onelayer.data.sets import as_sets
 from onelayer.features import mlp_features
 from onelayer.features.solvers import design as design_module
 from onelayer.features.solvers import leave_one_out
-from onelayer.features.solvers.design import Design
+from onelayer.features.solvers.design import Panels
 
 FEATURES = 12
 WEIGHTS = {"alike": None, "weighted": np.array([0.0, 1.0, 2.5, 0.3])}
@@ -22,12 +22,12 @@ def problem(n, weights=None, xp_array=np.asarray):
     """
     X = inputs.gaussian(n, 3, 2)
     neurons = mlp_features.draw(FEATURES, 3, 2, np.random.default_rng(5))
-    phi = Design(neurons, as_sets(X)).by_rows(slice(0, n))
+    phi = Panels(neurons, as_sets(X)).by_rows(slice(0, n))
     rng = np.random.default_rng(1)
     targets = phi @ rng.standard_normal((FEATURES, 3))
     targets += rng.standard_normal((n, 3)) * np.array([1.0, 0.03, 0.3])
     scale = None if weights is None else xp_array(np.sqrt(weights))
-    return Design(neurons, as_sets(xp_array(X)), scale), phi, targets
+    return Panels(neurons, as_sets(xp_array(X)), scale), phi, targets
 
 
 def solved(design, targets, weights, xp_array=np.asarray, fit_intercept=False):
@@ -163,7 +163,7 @@ def test_an_example_that_decides_alone_is_not_divided_by_zero():
     silent_but_one = mlp_features.MLPMap(np.array([[1.0], [-0.5]]), 1)
     X = np.zeros((4, 1, 1))
     X[2] = 1.0
-    design = Design(silent_but_one, as_sets(X, least_tokens=1))
+    design = Panels(silent_but_one, as_sets(X, least_tokens=1))
     targets = np.array([[0.0], [0.0], [1.0], [0.0]])
     ((weights, alphas, _),) = solve(design, targets, None, [4])
     assert np.isfinite(weights).all()

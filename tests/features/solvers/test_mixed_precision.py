@@ -18,7 +18,7 @@ from onelayer.array.backend import to_numpy
 from onelayer.data.sets import as_sets
 from onelayer.features import mlp_features
 from onelayer.features.solvers import mixed_precision, ridge
-from onelayer.features.solvers.design import Design
+from onelayer.features.solvers.design import Panels
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_features_with_a_large_mean_settle(in_float32_first):
     """Their kernel has one eigenvalue far above the others: it is not to hide them in float32."""
     neurons = np.random.default_rng(5).standard_normal((7, 30))
     neurons[-1] = 1e3  # the weights of the constant: all fire for all examples
-    design, told = Design(mlp_features.MLPMap(neurons, 3), as_sets(tokens(6))), []
+    design, told = Panels(mlp_features.MLPMap(neurons, 3), as_sets(tokens(6))), []
     values = np.linalg.eigvalsh(features_of(design) @ features_of(design).T)
     assert values[-1] > 1e5 * values[-2]
     targets = targets_for(tokens(6))
@@ -102,7 +102,7 @@ def test_features_that_are_all_zero_give_weights_of_zero(xp_array, in_float32_fi
     X, told = np.zeros((6, 3, 2)), []
     silent = mlp_features.MLPMap(-np.ones((7, 9)), 3)
     ((weights, *_),) = solve(
-        Design(silent, as_sets(xp_array(X))), xp_array(targets_for(X)), 0.5, [6], stages_of(told)
+        Panels(silent, as_sets(xp_array(X))), xp_array(targets_for(X)), 0.5, [6], stages_of(told)
     )
     np.testing.assert_array_equal(to_numpy(weights), np.zeros((9, 2)))
     assert set(told[1:]) == {"correction"}

@@ -20,7 +20,7 @@ from onelayer.array.backend import to_numpy
 from onelayer.data.sets import as_sets
 from onelayer.features import mlp_features
 from onelayer.features.solvers import ridge
-from onelayer.features.solvers.design import Design
+from onelayer.features.solvers.design import Panels
 
 # All routes
 
@@ -74,7 +74,7 @@ def test_features_in_float32_are_solved_in_float64(xp_array, n):
     design = design_for(X, 15, xp_array)
     assert design.by_rows(slice(0, 1)).dtype == xp_array(X).dtype
     sizes, targets = [n // 2, n], xp_array(targets_for(X))
-    double = Design(design._map, as_sets(xp_array(X.astype("f8"))))
+    double = Panels(design._map, as_sets(xp_array(X.astype("f8"))))
     found, expected = (solve(phi, targets, 1e-2, sizes) for phi in (design, double))
     for (weights, *_), (exact, *_) in zip(found, expected, strict=True):
         assert weights.dtype == targets.dtype
@@ -143,7 +143,7 @@ def test_features_that_are_all_zero_give_weights_of_zero():
     X = np.zeros((6, 3, 2))
     silent = mlp_features.MLPMap(-np.ones((7, 9)), 3)
     with pytest.warns(LinAlgWarning):
-        ((weights, *_),) = solve(Design(silent, as_sets(X)), targets_for(X), 0.0, [6])
+        ((weights, *_),) = solve(Panels(silent, as_sets(X)), targets_for(X), 0.0, [6])
     np.testing.assert_array_equal(weights, np.zeros((9, 2)))
 
 

@@ -1,12 +1,11 @@
-"""Φ, the features of all examples, in panels: (n, M(d+1)) numbers need never exist at once.
+"""The design matrix Φ, the features of all examples, in panels: it never exists as a whole.
 
-Two ways through it are enough. Panels of columns hold all examples and a few heads, for n x n
-products; panels of rows hold a few examples and all heads, for products of features and for
-predictions. Features are computed in tiles that stay in a processor's cache, and computed again
-each time: timed at the paper's sizes, keeping them in memory was no faster.
+Panels of columns hold all examples and a few heads, for n x n products; panels of rows hold a few
+examples and all heads, for products of features and for predictions. Features are computed in tiles
+that stay in a processor's cache, and recomputed in every pass: at the sizes of the paper keeping
+them in memory was no faster.
 
-A `Design` has its examples in memory; a `SpreadDesign` leaves them where they live, and makes a
-`Design` of every chunk of them there.
+`Panels` has the features of one chunk of examples, `Design` those of all chunks, wherever they are.
 """
 
 from __future__ import annotations
@@ -14,33 +13,36 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from onelayer.array import backend, blocks
 from onelayer.array.backend import Array
 from onelayer.data import sets as sets_module
-from onelayer.data.chunks import Chunk, Progress, no_progress
+from onelayer.data.chunks import Chunk
+from onelayer.data.progress import Progress, no_progress
 from onelayer.data.sets import Sets
 from onelayer.data.sources import Source
+
+T = TypeVar("T")
 
 # A panel is wide enough for a product with it to be worth the n x n numbers it is added to.
 PANEL_BYTES = 128 * 2**20
 
 
 def row_panels(rows: int, columns: int, sample: Array) -> list[slice]:
-    """Φ (rows, columns), of numbers like those of the sample, cut into panels of examples."""
+    """Panels of examples of Φ (rows, columns), with entries like those of the sample."""
     return list(blocks.slices(rows, backend.itemsize(sample) * columns, _panel_bytes(sample)))
 
 
 def _panel_bytes(sample: Array) -> int:
-    """On a GPU a panel is as large as a block: that is as much as there is room for."""
+    """On a GPU a panel is as large as a block, which is what its memory allows."""
     return PANEL_BYTES if backend.gpu_memory(sample) is None else blocks.block_bytes(sample)
 
 
 class FeatureMap(Protocol):
     """From tokens to features: `prepare` what all features share, then compute some columns.
 
-    There are `size` features, computed in whole units: the features of one head, or one neuron.
+    There are `size` features in whole units: the features of one head, or one neuron.
     """
 
     @property
@@ -53,11 +55,11 @@ class FeatureMap(Protocol):
     def features(self, prepared: Any, part: slice) -> Array: ...
 
 
-class Design:
-    """The features of `sets`, each row times `row_scale` if there is one.
+class Panels:
+    """Features of the examples `sets`, each row times `row_scale` if there is one.
 
-    They are computed in the kind, on the device and with the dtype of `sample`, which are those of
-    the examples where it is not given: blocks of examples are moved there one by one.
+    They have the kind, device and dtype of `sample`, which defaults to that of the examples. Blocks
+    of examples are moved there one by one.
     """
 
     def __init__(
@@ -75,9 +77,9 @@ class Design:
         self._memory: Array | None = None
         self._block_bytes = blocks.block_bytes(self.sample)
 
-    def single(self) -> Design:
+    def single(self) -> Panels:
         """The same features in float32."""
-        return Design(self._map, self._sets, self._row_scale, backend.single(self.sample))
+        return Panels(self._map, self._sets, self._row_scale, backend.single(self.sample))
 
     @property
     def rows(self) -> int:
@@ -91,23 +93,23 @@ class Design:
 
     @property
     def ones(self) -> Array:
-        """What a constant 1 becomes with its rows scaled, (n,)."""
+        """The constant 1 with its rows scaled, (n,)."""
         scale = self._row_scale
         return backend.ones((self.rows,), self.sample) if scale is None else scale
 
     def column_panels(self) -> list[slice]:
-        """Φ cut into panels of whole units."""
+        """Slices of columns, in whole units."""
         unit = self._map.unit
         per_head = backend.itemsize(self.sample) * self.rows * unit
         heads = blocks.slices(self.columns // unit, per_head, _panel_bytes(self.sample))
         return [slice(part.start * unit, part.stop * unit) for part in heads]
 
     def row_panels(self) -> list[slice]:
-        """Φ cut into panels of examples."""
+        """Slices of examples."""
         return row_panels(self.rows, self.columns, self.sample)
 
     def by_columns(self, part: slice) -> Array:
-        """A panel of columns, (n, columns); it lasts until the next panel is asked for."""
+        """A panel of columns, (n, columns), in memory that the next panel overwrites."""
         panel = self._panel(self.rows, part.stop - part.start)
         if not self._prepared:
             self._prepared = [(rows, self._prepare(rows)) for rows in self._blocks(0, self.rows)]
@@ -117,7 +119,7 @@ class Design:
         return panel
 
     def by_rows(self, part: slice) -> Array:
-        """A panel of rows, (rows, M(d+1)); it lasts until the next panel is asked for."""
+        """A panel of rows, (rows, columns), in memory that the next panel overwrites."""
         panel = self._panel(part.stop - part.start, self.columns)
 
         def fill(rows: slice) -> None:
@@ -137,14 +139,14 @@ class Design:
         return xp.concat(blocks.map_over(parts, lambda part: self.by_rows(part) @ weights), axis=0)
 
     def _panel(self, rows: int, columns: int) -> Array:
-        """Memory for a panel, the same each time: fresh memory is slow to come by."""
+        """Memory for a panel, reused: allocating it anew is slow."""
         if self._memory is None or self._memory.shape[0] < rows * columns:
             self._memory = backend.zeros((rows * columns,), self.sample)
         xp = backend.namespace(self._memory)
         return xp.reshape(self._memory[: rows * columns], (rows, columns))
 
     def _blocks(self, start: int, stop: int) -> list[slice]:
-        """Examples few enough for their tokens to take a small part of a cache."""
+        """Slices of examples whose tokens take a small part of a cache."""
         per_example = 32 * max(self._sets.longest * (self._sets.dim + 1), 1024)
         return list(blocks.slices(stop, per_example, self._block_bytes, start))
 
@@ -164,15 +166,15 @@ class Design:
 
 
 @dataclass(frozen=True, eq=False)
-class SpreadDesign:
-    """Features and targets of examples wherever they live: a `Design` for every chunk of them.
+class Design:
+    """Features and targets of examples wherever they live: `Panels` for every chunk of them.
 
     Chunks hold sets, targets (n, t) and the scale (n,) of their rows, or None.
     """
 
     features: FeatureMap
     examples: Source
-    sample: Array  # of the kind, on the device and with the dtype in which all is computed
+    sample: Array  # has the kind, device and dtype in which all is computed
 
     @property
     def columns(self) -> int:
@@ -181,55 +183,53 @@ class SpreadDesign:
 
     @property
     def steps(self) -> int:
-        """Of which one pass tells: panels of what is in memory, chunks of what is not."""
-        there = self.examples.chunks
-        if not there.in_memory:
-            return len(there)
-        lengths = [len(chunk) for chunk in there.collect()]
+        """How often one pass reports progress: by panels in memory, else by chunks."""
+        chunks = self.examples.chunks
+        if not chunks.in_memory:
+            return len(chunks)
+        lengths = [len(chunk) for chunk in chunks.collect()]
         return sum(len(row_panels(length, self.columns, self.sample)) for length in lengths)
 
-    def between(self, start: int, stop: int) -> SpreadDesign:
-        """The same of some of the examples."""
+    def between(self, start: int, stop: int) -> Design:
+        """The same for some of the examples."""
         return replace(self, examples=self.examples.between(start, stop))
 
-    def here(self) -> tuple[Design, Array]:
-        """One design of all examples, brought here, and their targets (n, t)."""
-        sets, targets, scale = brought(self.examples)
-        design = Design(self.features, sets, scale, self.sample)
-        return design, backend.as_device(targets, self.sample)
+    def here(self) -> tuple[Panels, Array]:
+        """Panels of all examples, collected in memory, and their targets (n, t)."""
+        sets, targets, scale = collect(self.examples)
+        panels = Panels(self.features, sets, scale, self.sample)
+        return panels, backend.as_device(targets, self.sample)
 
-    def summed(self, work: Callable[..., Any], *shared: Any, told: Progress = no_progress) -> Any:
-        """The sum of `work(design, targets, *shared, told)` over all chunks, brought here.
-
-        Work in memory tells of its panels itself; from elsewhere only whole chunks are told of.
-        """
+    def sum(self, work: Callable[..., T], *shared: object, progress: Progress = no_progress) -> T:
+        """The sum of `work(panels, targets, *shared, progress)` over all chunks."""
         in_memory = self.examples.chunks.in_memory
-        by_panel, by_chunk = (told, no_progress) if in_memory else (no_progress, told)
+        by_panel, by_chunk = (progress, no_progress) if in_memory else (no_progress, progress)
         features = (self.features, self.sample)
-        values = self.examples.chunks.map(_on_design, features, work, shared, by_panel)
-        return values.reduce(operator.add, by_chunk)
+        values = self.examples.chunks.map(_on_panels, features, work, shared, by_panel)
+        found: T = values.reduce(operator.add, by_chunk)
+        return found
 
 
-def brought(examples: Source) -> tuple[Sets, Array, Array | None]:
+def collect(examples: Source) -> tuple[Sets, Array, Array | None]:
     """Sets, targets and the scale of rows of all examples, in memory."""
     parts = [chunk.arrays for chunk in examples.chunks.collect()]
-    if len(parts) == 1:
-        sets, targets, scale = parts[0]
-        return sets, targets, scale
     sets, targets, scales = zip(*parts, strict=True)
+    if len(parts) == 1:
+        return sets[0], targets[0], scales[0]
     xp = backend.namespace(targets[0])
     scale = None if scales[0] is None else xp.concat(scales, axis=0)
     return sets_module.joined(sets), xp.concat(targets, axis=0), scale
 
 
-def _on_design(
+def _on_panels(
     chunk: Chunk,
     features: tuple[FeatureMap, Array],
-    work: Callable[..., Any],
-    shared: tuple[Any, ...],
-    told: Progress,
-) -> Any:
+    work: Callable[..., T],
+    shared: tuple[object, ...],
+    progress: Progress,
+) -> T:
     feature_map, sample = features
     sets, targets, scale = chunk.arrays
-    design = Design(feature_map, sets, scale, sample)
-    return work(design, backend.as_device(targets, sample), *shared, told)
+    panels = Panels(feature_map, sets, scale, sample)
+    found: T = work(panels, backend.as_device(targets, sample), *shared, progress)
+    return found

@@ -22,34 +22,17 @@ import numpy as np
 
 from onelayer.array import backend, linalg
 from onelayer.array.backend import Array
-from onelayer.data.chunks import Progress
+from onelayer.data.progress import Progress
 from onelayer.features.progress import Track, ticking
 from onelayer.features.solvers import intercept
-from onelayer.features.solvers.design import Design, SpreadDesign
+from onelayer.features.solvers.design import Design, Panels
 from onelayer.features.solvers.intercept import Centre, Reflection
+from onelayer.features.solvers.solution import RidgeSolution
 
 _PATH = np.logspace(-12, 1, 53)  # multiples of the largest eigenvalue, four a decade
 
 
-class Found(NamedTuple):
-    """The solution of a ridge regression: f = coefficients and intercept, one column a target."""
-
-    coefficients: Array  # (rows, t)
-    alphas: np.ndarray[Any, Any]  # (t,), the penalty of every target
-    intercept: Array  # (t,), zeros where none was asked for
-
-    def beside(self, reference: Array) -> Found:
-        """The same in the namespace and on the device of `reference`."""
-        coefficients = backend.as_device(self.coefficients, reference)
-        return Found(coefficients, self.alphas, backend.as_device(self.intercept, reference))
-
-    def scaled(self, scale: Array) -> Found:
-        """The same with the rows of coefficients times the first entries of `scale`."""
-        rows = scale[: self.coefficients.shape[0], None]
-        return self._replace(coefficients=self.coefficients * rows)
-
-
-def by_kernel(kernel: Array, targets: Array, ones: Array | None = None) -> Found:
+def by_kernel(kernel: Array, targets: Array, ones: Array | None = None) -> RidgeSolution:
     """Dual coefficients (n, t) from the lower triangle of K (n, n) and targets (n, t).
 
     `ones` (n,) is s of `intercept.py`, None for no intercept.
@@ -57,14 +40,14 @@ def by_kernel(kernel: Array, targets: Array, ones: Array | None = None) -> Found
     if ones is None:
         values, vectors = linalg.eigh(kernel)
         coefficients, alphas = _from_spectrum(values, vectors, targets, _path(values))
-        return Found(coefficients, alphas, backend.zeros((targets.shape[1],), targets))
+        return RidgeSolution(coefficients, alphas, backend.zeros((targets.shape[1],), targets))
     reflection = Reflection.of(kernel, ones)
     mean = intercept.mean_target(ones, targets)
     targets = targets - ones[:, None] * mean
     values, vectors = _eigh_or_empty(reflection.reduced(kernel))
     values, path = _above_noise(values, reflection.mean)
     coefficients, alphas = _from_spectrum(values, reflection.expand(vectors), targets, path)
-    return Found(coefficients, alphas, mean + reflection.intercept(targets, coefficients))
+    return RidgeSolution(coefficients, alphas, mean + reflection.intercept(targets, coefficients))
 
 
 def _eigh_or_empty(matrix: Array) -> tuple[Array, Array]:
@@ -89,7 +72,7 @@ def _from_spectrum(
 
 
 def by_features(
-    design: SpreadDesign,
+    design: Design,
     gram: Array,
     moments: Array,
     largest: Array,
@@ -107,8 +90,8 @@ def by_features(
         values, path = _above_noise(values, centre.size)
     rotated = backend.transpose(vectors) @ moments
     spectrum = _Spectrum(vectors, _inverse(values, path), rotated, _nonzero(largest), centre)
-    told = ticking(track, design.steps, "left out")
-    errors = design.summed(_left_out, spectrum, told=told)
+    ticks = ticking(track, design.steps, "left out")
+    errors = design.sum(_left_out, spectrum, progress=ticks)
     return _with_the_best(values, vectors, rotated, path, errors)
 
 
@@ -123,21 +106,21 @@ class _Spectrum(NamedTuple):
 
 
 def _left_out(
-    design: Design, targets: Array, spectrum: _Spectrum, told: Progress
+    phi: Panels, targets: Array, spectrum: _Spectrum, progress: Progress
 ) -> np.ndarray[Any, Any]:
     """The squared errors of all examples when they are left out, (alphas, t)."""
     vectors, inverse, rotated, size, centre = spectrum
     xp = backend.namespace(vectors)
     errors = np.zeros((inverse.shape[1], targets.shape[1]))
-    panels = design.row_panels()
+    panels = phi.row_panels()
     for done, part in enumerate(panels, start=1):
-        rows, wanted, alone = design.by_rows(part), targets[part, :], 0.0
+        rows, wanted, alone = phi.by_rows(part), targets[part, :], 0.0
         if centre is not None:
-            ones = design.ones[part]
+            ones = phi.ones[part]
             rows, wanted = centre.centred(rows, wanted, ones)
             alone = (ones * ones / centre.weight)[:, None]
         turned = rows @ vectors
-        # an example that decides alone has nothing left
+        # an example that determines its own prediction leaves no degrees of freedom
         free = 1.0 - alone - (turned * turned) @ inverse
         free = xp.where(
             free > backend.epsilon(free), free, backend.epsilon(free) * xp.ones_like(free)
@@ -146,7 +129,7 @@ def _left_out(
             fitted = turned @ (rotated * inverse[:, i, None])
             left_out = (wanted - fitted) / free[:, i, None] / size
             errors[i] += backend.to_numpy(xp.sum(left_out * left_out, axis=0))
-        told(done / len(panels))
+        progress(done / len(panels))
     return errors
 
 

@@ -27,7 +27,7 @@ from onelayer.array import backend, linalg
 from onelayer.array.backend import Array
 from onelayer.features.progress import Track
 from onelayer.features.solvers import nested_sizes
-from onelayer.features.solvers.design import Design
+from onelayer.features.solvers.design import Panels
 from onelayer.features.solvers.nested_sizes import Columns
 
 _ROUNDS = 10
@@ -35,7 +35,7 @@ _PROGRESS = 0.3  # a round that leaves more of the residual than this is not wor
 _SETTLED = 1e-9  # relative to the targets; weights are then right to about 1e-10
 
 
-class Solved(NamedTuple):
+class DualSolution(NamedTuple):
     """A solution of the normal equations in both of its forms."""
 
     weights: Array  # Φᵀ c, (features, t)
@@ -43,28 +43,28 @@ class Solved(NamedTuple):
 
 
 def solve(
-    design: Design, targets: Array, alpha: float, sizes: Sequence[int], track: Track
-) -> list[Solved] | None:
+    phi: Panels, targets: Array, alpha: float, sizes: Sequence[int], track: Track
+) -> list[DualSolution] | None:
     """The weights and dual coefficients of every size, or None if corrections do not settle."""
     columns = Columns(sizes, targets.shape[1])
-    inverse = _approximate_inverse(design.single(), alpha, columns, track)
+    inverse = _approximate_inverse(phi.single(), alpha, columns, track)
     if inverse is None:
         return None
     right = columns.spread([targets[:size, :] for size in sizes])
     dual = backend.zeros(right.shape, right)
-    weights = backend.zeros((design.columns, right.shape[1]), right)
+    weights = backend.zeros((phi.columns, right.shape[1]), right)
     residual, error, settled = right, np.inf, 0
     for _ in range(_ROUNDS):
         its = slice(settled * columns.targets, None)
         unsettled = columns.after(settled)
         dual[:, its] += inverse.times(residual, settled)
-        weights[:, its], fitted = _predictions(design, dual[:, its], unsettled, track)
+        weights[:, its], fitted = _predictions(phi, dual[:, its], unsettled, track)
         residual = unsettled.cleared(right[:, its] - fitted - alpha * dual[:, its])
         errors = _relative(residual, right[:, its], columns.targets)
         previous, error = error, errors.max()
         if error <= _SETTLED:
             pairs = zip(columns.split(weights), columns.split(dual), strict=True)
-            return [Solved(*pair) for pair in pairs]
+            return [DualSolution(*pair) for pair in pairs]
         if not error <= _PROGRESS * previous:
             return None
         done = int(np.argmax(errors > _SETTLED))  # smaller problems settle sooner
@@ -92,14 +92,14 @@ class _Inverse:
 
 
 def _approximate_inverse(
-    design: Design, alpha: float, columns: Columns, track: Track
+    phi: Panels, alpha: float, columns: Columns, track: Track
 ) -> _Inverse | None:
     """From features in float32; None if their products are not positive definite in it."""
-    xp = backend.namespace(design.sample)
-    kernel = backend.zeros((design.rows, design.rows), design.sample)
+    xp = backend.namespace(phi.sample)
+    kernel = backend.zeros((phi.rows, phi.rows), phi.sample)
     spikes = []
-    for part in track(design.column_panels(), "Gram matrix"):
-        panel = design.by_columns(part)
+    for part in track(phi.column_panels(), "Gram matrix"):
+        panel = phi.by_columns(part)
         mean = _unit(xp.mean(panel, axis=0))
         spikes.append(panel @ mean)
         kernel = linalg.add_gram(kernel, linalg.less_outer(panel, spikes[-1], mean))
@@ -133,14 +133,12 @@ def _answers(lower: Array, spikes: Array, columns: Columns) -> list[Array]:
     ]
 
 
-def _predictions(
-    design: Design, dual: Array, columns: Columns, track: Track
-) -> tuple[Array, Array]:
+def _predictions(phi: Panels, dual: Array, columns: Columns, track: Track) -> tuple[Array, Array]:
     """The weights Φᵀ c and what they predict, Φ Φᵀ c, for the problems of all sizes."""
-    weights = backend.zeros((design.columns, dual.shape[1]), dual)
+    weights = backend.zeros((phi.columns, dual.shape[1]), dual)
     fitted = backend.zeros(dual.shape, dual)
-    for part in track(design.column_panels(), "correction"):
-        panel = design.by_columns(part)
+    for part in track(phi.column_panels(), "correction"):
+        panel = phi.by_columns(part)
         found = columns.weights(panel, dual)
         columns.add_fitted(fitted, panel, found)
         weights[part, :] = found

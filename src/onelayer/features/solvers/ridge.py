@@ -32,27 +32,25 @@ from scipy.linalg import LinAlgWarning
 
 from onelayer.array import backend, linalg
 from onelayer.array.backend import Array
-from onelayer.data.chunks import Progress
+from onelayer.data.progress import Progress
 from onelayer.features.progress import Track, ticking, untracked
 from onelayer.features.solvers import intercept, leave_one_out, mixed_precision, nested_sizes
-from onelayer.features.solvers.design import Design, SpreadDesign
+from onelayer.features.solvers.design import Design, Panels
 from onelayer.features.solvers.intercept import Centre, Reflection
-from onelayer.features.solvers.leave_one_out import Found
 from onelayer.features.solvers.nested_sizes import Columns
-
-Alpha = float | None  # None: chosen by leave-one-out
+from onelayer.features.solvers.solution import Alpha, RidgeSolution
 
 _MIXED_FROM = 2e10  # operations: what takes fewer is done in float64 at once
 _LARGEST_ALPHA = 1e30  # that float32 has room for
 
 
 def solve_features(
-    design: SpreadDesign,
+    design: Design,
     alpha: Alpha,
     sizes: Sequence[int],
     track: Track = untracked,
     fit_intercept: bool = False,
-) -> list[Found]:
+) -> list[RidgeSolution]:
     """The weights v (features, t) on the first s examples, for every s of `sizes`, ascending.
 
     Targets are in float64, and so is all that is computed.
@@ -68,7 +66,7 @@ def solve_features(
 
 def solve_kernel(
     kernel: Array, targets: Array, alpha: Alpha, sizes: Sequence[int], ones: Array | None = None
-) -> list[Found]:
+) -> list[RidgeSolution]:
     """The dual coefficients c (s, t) of the first s examples, for every s of `sizes`, ascending.
 
     Of the kernel matrix (n, n) only the triangle on and below the diagonal is read. With `ones`
@@ -104,13 +102,13 @@ def _bordered(targets: Array, ones: Array | None) -> tuple[Array, Array]:
 
 def _unbordered(
     coefficients: Array, dual: Array, ones: Array | None, mean: Array, alpha: float
-) -> Found:
+) -> RidgeSolution:
     """What was found for the right sides of `_bordered`."""
     chosen = np.full(mean.shape[0], alpha)
     if ones is None:
-        return Found(coefficients, chosen, mean)
+        return RidgeSolution(coefficients, chosen, mean)
     coefficients, constant = intercept.unbordered(coefficients, dual, ones)
-    return Found(coefficients, chosen, mean + constant)
+    return RidgeSolution(coefficients, chosen, mean + constant)
 
 
 def _factor(matrix: Array, alpha: float, rounding: float = 0.0) -> Array | None:
@@ -140,7 +138,9 @@ def _solve_one(matrix: Array, right: Array, alpha: float, rounding: float) -> Ar
     return _smallest(shifted, right, rounding)
 
 
-def _solve_one_kernel(kernel: Array, targets: Array, alpha: float, ones: Array | None) -> Found:
+def _solve_one_kernel(
+    kernel: Array, targets: Array, alpha: float, ones: Array | None
+) -> RidgeSolution:
     """The same for the dual coefficients of a kernel, which may be singular.
 
     Its rows and columns are scaled to a diagonal of ones: an example far larger than the others
@@ -161,13 +161,15 @@ def _solve_one_kernel(kernel: Array, targets: Array, alpha: float, ones: Array |
     shifted = shifted * scale[:, None] * scale[None, :]
     chosen = np.full(targets.shape[1], alpha)
     if ones is None:
-        return Found(scale[:, None] * _smallest(shifted, right * scale[:, None]), chosen, mean)
+        return RidgeSolution(
+            scale[:, None] * _smallest(shifted, right * scale[:, None]), chosen, mean
+        )
     reflection = Reflection.of(shifted, ones * scale)
     centred = right[:, :-1] * scale[:, None]
     reduced = reflection.reduced(shifted)
     dual = reflection.expand(_smallest(reduced, reflection.project(centred), reflection.mean))
     constant = reflection.intercept(centred, dual)
-    return Found(scale[:, None] * dual, chosen, mean + constant)
+    return RidgeSolution(scale[:, None] * dual, chosen, mean + constant)
 
 
 def _solved(lower: Array, right: Array) -> Array:
@@ -200,44 +202,44 @@ def _smallest(matrix: Array, right: Array, rounding: float = 0.0) -> Array:
 
 
 def _by_kernel(
-    spread: SpreadDesign, alpha: Alpha, sizes: Sequence[int], track: Track, fit_intercept: bool
-) -> list[Found]:
+    design: Design, alpha: Alpha, sizes: Sequence[int], track: Track, fit_intercept: bool
+) -> list[RidgeSolution]:
     """For no more examples than features.
 
     Brought here, n examples of T tokens are n·T·d <= p·T·d numbers: fewer than the p x p that
     would travel otherwise, unless an example alone has more numbers than there are features.
     """
-    design, targets = spread.between(0, sizes[-1]).here()
-    ones = design.ones if fit_intercept else None
-    large = design.rows**2 * design.columns >= _MIXED_FROM
+    phi, targets = design.between(0, sizes[-1]).here()
+    ones = phi.ones if fit_intercept else None
+    large = phi.rows**2 * phi.columns >= _MIXED_FROM
     if alpha is not None and large and alpha < _LARGEST_ALPHA:
         right, mean = _bordered(targets, ones)
-        settled = mixed_precision.solve(design, right, alpha, sizes, track)
+        settled = mixed_precision.solve(phi, right, alpha, sizes, track)
         if settled is not None:
             return [
                 _unbordered(weights, dual[:size, :], _first(ones, size), mean, alpha)
                 for size, (weights, dual) in zip(sizes, settled, strict=True)
             ]
-    found = solve_kernel(_gram(design, track), targets, alpha, sizes, ones)
+    found = solve_kernel(_gram(phi, track), targets, alpha, sizes, ones)
     columns = Columns(sizes, targets.shape[1])
     dual = columns.spread([one.coefficients for one in found])
-    weights = columns.split(_weights(design, dual, columns, track))
+    weights = columns.split(_weights(phi, dual, columns, track))
     return [one._replace(coefficients=v) for one, v in zip(found, weights, strict=True)]
 
 
-def _gram(design: Design, track: Track) -> Array:
+def _gram(phi: Panels, track: Track) -> Array:
     """Φ Φᵀ in float64, of which only the triangle on and below the diagonal is to be read."""
-    total = backend.zeros((design.rows, design.rows), design.sample)
-    for part in track(design.column_panels(), "Gram matrix"):
-        total = linalg.add_gram(total, design.by_columns(part))
+    total = backend.zeros((phi.rows, phi.rows), phi.sample)
+    for part in track(phi.column_panels(), "Gram matrix"):
+        total = linalg.add_gram(total, phi.by_columns(part))
     return total
 
 
-def _weights(design: Design, dual: Array, columns: Columns, track: Track) -> Array:
+def _weights(phi: Panels, dual: Array, columns: Columns, track: Track) -> Array:
     """Φᵀ c for the problems of all sizes, (features, sizes·t)."""
-    found = backend.zeros((design.columns, dual.shape[1]), dual)
-    for part in track(design.column_panels(), "weights"):
-        found[part, :] = columns.weights(design.by_columns(part), dual)
+    found = backend.zeros((phi.columns, dual.shape[1]), dual)
+    for part in track(phi.column_panels(), "weights"):
+        found[part, :] = columns.weights(phi.by_columns(part), dual)
     return found
 
 
@@ -270,20 +272,20 @@ class _Sums:
 
 
 def _by_features(
-    design: SpreadDesign, alpha: Alpha, sizes: Sequence[int], track: Track, fit_intercept: bool
-) -> list[Found]:
+    design: Design, alpha: Alpha, sizes: Sequence[int], track: Track, fit_intercept: bool
+) -> list[RidgeSolution]:
     """For more examples than features: every size adds its examples to the sums of those before."""
     parts = [design.between(start, stop) for start, stop in pairwise([0, *sizes])]
-    told = ticking(track, sum(part.steps for part in parts), "Gram matrix")
+    ticks = ticking(track, sum(part.steps for part in parts), "Gram matrix")
     sums, found = None, []
     for part, size in zip(parts, sizes, strict=True):
-        its_own = part.summed(_sums_of, fit_intercept, told=told)
-        sums = its_own if sums is None else sums + its_own
+        added = part.sum(_sums_of, fit_intercept, progress=ticks)
+        sums = added if sums is None else sums + added
         found.append(_solve_sums(sums, design.between(0, size), alpha, track))
     return found
 
 
-def _solve_sums(sums: _Sums, design: SpreadDesign, alpha: Alpha, track: Track) -> Found:
+def _solve_sums(sums: _Sums, design: Design, alpha: Alpha, track: Track) -> RidgeSolution:
     gram, moments, centre = sums.gram, sums.moments, sums.centre
     if alpha is None:
         weights, alphas = leave_one_out.by_features(
@@ -295,22 +297,22 @@ def _solve_sums(sums: _Sums, design: SpreadDesign, alpha: Alpha, track: Track) -
         weights = _solve_one(gram, moments, alpha, rounding)
         alphas = np.full(moments.shape[1], alpha)
     if centre is None:
-        return Found(weights, alphas, backend.zeros((moments.shape[1],), moments))
-    return Found(weights, alphas, centre.targets - centre.features @ weights)
+        return RidgeSolution(weights, alphas, backend.zeros((moments.shape[1],), moments))
+    return RidgeSolution(weights, alphas, centre.targets - centre.features @ weights)
 
 
-def _sums_of(design: Design, targets: Array, fit_intercept: bool, told: Progress) -> _Sums:
+def _sums_of(phi: Panels, targets: Array, fit_intercept: bool, progress: Progress) -> _Sums:
     """The sums over one chunk of examples, panel by panel."""
     xp = backend.namespace(targets)
-    gram = backend.zeros((design.columns, design.columns), targets)
-    moments = backend.zeros((design.columns, targets.shape[1]), targets)
+    gram = backend.zeros((phi.columns, phi.columns), targets)
+    moments = backend.zeros((phi.columns, targets.shape[1]), targets)
     sums = _Sums(gram, moments, xp.max(xp.abs(targets), axis=0), None)
-    panels = design.row_panels()
+    panels = phi.row_panels()
     for done, part in enumerate(panels, start=1):
-        rows, right = design.by_rows(part), targets[part, :]
+        rows, right = phi.by_rows(part), targets[part, :]
         centre = None
         if fit_intercept:
-            ones = design.ones[part]
+            ones = phi.ones[part]
             centre = intercept.centre_of(rows, right, ones)
             rows, right = centre.centred(rows, right, ones)
         panel = backend.transpose(rows)
@@ -320,5 +322,5 @@ def _sums_of(design: Design, targets: Array, fit_intercept: bool, told: Progress
             sums = sums.about(*sums.centre.merged(centre))
         else:
             sums = replace(sums, centre=centre)
-        told(done / len(panels))
+        progress(done / len(panels))
     return sums

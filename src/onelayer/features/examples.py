@@ -1,0 +1,267 @@
+"""Examples as users give them to estimators, read and checked chunk by chunk.
+
+X, its mask, y and the sample weights become chunks, wherever they live: examples in memory are one
+chunk. Every chunk is checked by the functions of `validation.py`, so that results and messages are
+the same in memory, from files, from functions and on a cluster.
+"""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial, reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.utils.multiclass import check_classification_targets
+
+from onelayer.array import backend
+from onelayer.array.backend import Array
+from onelayer.data import sets as sets_module
+from onelayer.data import sources
+from onelayer.data.chunks import Chunk, Chunks, InMemory
+from onelayer.data.dask import is_dask
+from onelayer.data.sets import Sets
+from onelayer.data.sources import Source
+from onelayer.data.standardization import Standardization, TokenMoments
+from onelayer.features import validation
+
+OfSets = Callable[[Sets], Array]  # from sets (n, ..) to an array (n, ..)
+
+
+class CheckedChunk(NamedTuple):
+    """A chunk of examples that passed all checks."""
+
+    start: int
+    sets: Sets
+    targets: Array | None  # numbers (n,) or (n, t), or labels (n,)
+    weights: Array | None  # (n,)
+
+    @property
+    def scale(self) -> Array | None:
+        """The root of the weights: rows times it turn weighted least squares into plain ones."""
+        return None if self.weights is None else validation.row_scale(self.weights, self.sets)
+
+
+@dataclass(frozen=True)
+class ChunkReader:
+    """How to read chunks of X, mask, y and weights; it is sent to where the chunks are."""
+
+    least_tokens: int
+    first: bool = True  # whether a mask must keep token 0
+    to_numpy: bool = False  # whether tensors are converted
+    labels: bool = False  # whether y are labels of classes
+    name: str = "X"
+    weight: float | None = None  # of every example
+
+    @property
+    def y_name(self) -> str:
+        """The name of the targets of examples of this name."""
+        return self.name.replace("X", "y")
+
+    def sets(self, chunk: Chunk) -> Sets:
+        """The checked sets of a chunk."""
+        X, mask, *_ = chunk.arrays
+        if isinstance(X, Sets):  # in memory they are checked before anything else
+            return X
+        X = validation.in_numpy(X) if self.to_numpy else X
+        least, name, first = self.least_tokens, self.name, self.first
+        return sets_module.as_sets(X, mask, least, name, start=chunk.start, first=first)
+
+    def read(self, chunk: Chunk) -> CheckedChunk:
+        """All of a chunk, checked."""
+        *_, y, weights = chunk.arrays
+        sets = self.sets(chunk)
+        if weights is None:
+            weights = self.weight
+        if weights is not None:
+            weights = validation.as_weights(weights, sets)
+        if y is not None:
+            y = (validation.as_labels if self.labels else validation.as_targets)(
+                y, sets, self.y_name
+            )
+        return CheckedChunk(chunk.start, sets, y, weights)
+
+    def check_length(self, chunk: Chunk, expected: int) -> None:
+        """Refuse chunks of another length than announced, as those of a Dask array may have."""
+        names = (self.name, "mask", self.y_name, "sample_weight")
+        for name, array in zip(names, chunk.arrays, strict=True):
+            if array is not None and array.shape[0] != expected:
+                raise ValueError(
+                    f"{name} has a chunk of {array.shape[0]} rows at example {chunk.start}, "
+                    f"expected {expected} as it says itself"
+                )
+
+
+class Summary(NamedTuple):
+    """What one pass over all examples shows."""
+
+    error: Exception | None
+    target_shape: tuple[int, ...] = ()  # of one example
+    largest_weight: float = 1.0
+    labels: np.ndarray[Any, Any] = np.empty(0)  # the classes, in ascending order
+    moments: TokenMoments | None = None  # of the tokens of the first examples
+
+
+@dataclass(frozen=True, eq=False)
+class GivenExamples:
+    """What a user gave, and how it is read."""
+
+    named: Mapping[str, Any]  # X, mask, y and weights; all but X may be None
+    reader: ChunkReader
+    form: Sets  # one example of zeros, in the form of all; in memory the checked examples
+    streamed: bool
+
+    @cached_property
+    def source(self) -> Source:
+        """All of it in chunks, unchecked."""
+        if not self.streamed:
+            chunk = Chunk(0, tuple(self.named.values()))
+            return Source(InMemory((chunk,)), np.array([0, len(self.form)]), chunk.arrays)
+        found = sources.source(self.named)
+        if len(found) == 0:
+            raise ValueError(f"{self.reader.name} has no examples, expected at least one")
+        return found
+
+    @cached_property
+    def checked(self) -> Chunks[CheckedChunk | Exception]:
+        """All of it in checked chunks, with an exception in the place of a chunk that is refused.
+
+        As values, exceptions keep the order of the chunks: the first one is raised.
+        """
+        lengths = self.source.lengths if self.streamed else None
+        return self.source.chunks.map(_read, self.reader, lengths)
+
+    def summarize(self, first: int | None = 0) -> Summary:
+        """Check all chunks in one pass and raise the first error.
+
+        Moments are those of the tokens of the first examples, of all for None.
+        """
+        first = len(self.source) if first is None else first
+        found = self.checked.map(_summarize, self.reader.labels, first).reduce(_merge)
+        if found.error is not None:
+            raise found.error
+        validation.check_some_weight(found.largest_weight)
+        if not self.reader.labels:
+            return found
+        count = len(found.labels)
+        # As many of each class as there are on average: scikit-learn warns of too many classes.
+        check_classification_targets(np.repeat(found.labels, max(1, len(self.source) // count)))
+        return found._replace(target_shape=() if count == 2 else (count,))
+
+    def rows(self, seen: Summary, standard: Standardization | None) -> Source:
+        """Chunks of sets, targets (n, t) times the scale of rows, and that scale (n,) or None."""
+        found = self.checked.map(_rows, standard, seen.labels if self.reader.labels else None)
+        targets = np.empty((1, *(seen.target_shape or (1,))))
+        form = replace(self.form, standard=standard)
+        return Source(found, self.source.starts, (form, targets, None))
+
+    def apply(self, work: OfSets, standard: Standardization | None) -> Any:
+        """`work` of all examples, in the kind that was given: see `sources.mapped`."""
+        found = work(replace(self.form, standard=standard))
+        if not self.streamed:
+            return found
+        there = partial(_apply, self.reader, work, standard)
+        return sources.mapped(there, self.named, tuple(found.shape[1:]), found.dtype)
+
+
+def in_memory(sets: Sets, y: Any, sample_weight: Any, reader: ChunkReader) -> GivenExamples:
+    """Checked sets with their targets and weights, which may be streamed."""
+    y, weight = validation.here(y, reader.y_name), validation.here(sample_weight, "sample_weight")
+    named = {reader.name: sets, "mask": None, reader.y_name: y, "sample_weight": weight}
+    return GivenExamples(named, reader, sets, streamed=False)
+
+
+def streamed(
+    X: Any, mask: Any, y: Any, sample_weight: Any, reader: ChunkReader, device: str | None
+) -> GivenExamples:
+    """Examples that are read chunk by chunk, of which only the form is checked."""
+    if isinstance(sample_weight, numbers.Real):
+        reader, sample_weight = replace(reader, weight=float(sample_weight)), None
+    named = {reader.name: X, "mask": mask, reader.y_name: y, "sample_weight": sample_weight}
+    sample = sources.sample(named)[0]
+    sample = validation.in_numpy(sample) if reader.to_numpy else sample
+    _, *shape = map(int, sample.shape)
+    sets_module.check_example(tuple(shape), reader.least_tokens, reader.name)
+    backend.check_real(sample, reader.name)
+    zeros = Sets(backend.namespace(sample).zeros_like(sample), None, shape[1], shape[0])
+    given = GivenExamples(named, reader, zeros, streamed=True)
+    on_gpu = device not in (None, "cpu") and any(map(is_dask, named.values()))
+    if on_gpu and given.source.chunks.remote:
+        raise ValueError(
+            f"device={device!r} was asked for, but {reader.name} is on a Dask cluster, "
+            "expected device=None: its workers compute where the examples are"
+        )
+    return given
+
+
+def valid(checked: CheckedChunk | Exception) -> CheckedChunk:
+    """A checked chunk; what was refused is raised."""
+    if isinstance(checked, Exception):
+        raise checked
+    return checked
+
+
+def _read(chunk: Chunk, reader: ChunkReader, length: int | None) -> CheckedChunk | Exception:
+    try:
+        if length is not None:
+            reader.check_length(chunk, length)
+        return reader.read(chunk)
+    except (TypeError, ValueError) as error:
+        return error
+
+
+def _summarize(checked: CheckedChunk | Exception, labels: bool, first: int) -> Summary:
+    if isinstance(checked, Exception):
+        return Summary(checked)
+    start, sets, targets, weights = checked
+    seen = Summary(None)
+    if weights is not None:
+        seen = seen._replace(largest_weight=backend.largest(weights))
+    if start < first:
+        counted, scale = slice(0, first - start), checked.scale
+        own = None if scale is None else scale[counted] ** 2
+        seen = seen._replace(moments=sets[counted].moments(own))
+    if targets is None:
+        return seen
+    if not labels:
+        return seen._replace(target_shape=tuple(targets.shape[1:]))
+    classes = np.unique(targets)
+    try:  # a chunk may have one example of a class: they count as two
+        check_classification_targets(np.repeat(classes, 2))
+    except ValueError as error:
+        return Summary(error)
+    return seen._replace(labels=classes)
+
+
+def _merge(one: Summary, other: Summary) -> Summary:
+    """The summary of the chunks of two; of two errors the first counts."""
+    if one.error or other.error:
+        return Summary(one.error or other.error)
+    weight = max(one.largest_weight, other.largest_weight)
+    moments = [seen.moments for seen in (one, other) if seen.moments is not None]
+    together = reduce(operator.add, moments) if moments else None
+    labels = np.union1d(one.labels, other.labels)
+    return Summary(None, one.target_shape, weight, labels, together)
+
+
+def _rows(
+    checked: CheckedChunk | Exception,
+    standard: Standardization | None,
+    classes: np.ndarray[Any, Any] | None,
+) -> Chunk:
+    start, sets, targets, _ = chunk = valid(checked)
+    if classes is not None:
+        index = np.searchsorted(classes, np.asarray(targets))
+        targets = validation.one_hot(index, len(classes), sets)
+    scale = chunk.scale
+    columns = validation.columns(targets, scale)
+    return Chunk(start, (replace(sets, standard=standard), columns, scale))
+
+
+def _apply(
+    reader: ChunkReader, work: OfSets, standard: Standardization | None, chunk: Chunk
+) -> Array:
+    return work(replace(reader.sets(chunk), standard=standard))

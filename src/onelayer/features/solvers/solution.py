@@ -1,0 +1,32 @@
+"""The solution of a ridge regression."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onelayer.array import backend
+from onelayer.array.backend import Array
+
+Alpha = float | None  # the penalty; None if it is chosen by leave-one-out
+
+
+class RidgeSolution(NamedTuple):
+    """Coefficients and intercept, one column for each target."""
+
+    coefficients: Array  # (rows, t)
+    alphas: np.ndarray[Any, Any]  # (t,), the penalty of every target
+    intercept: Array  # (t,), zeros without an intercept
+
+    def as_device(self, reference: Array) -> RidgeSolution:
+        """The same in the namespace and on the device of `reference`."""
+        coefficients = backend.as_device(self.coefficients, reference)
+        return RidgeSolution(
+            coefficients, self.alphas, backend.as_device(self.intercept, reference)
+        )
+
+    def scaled(self, scale: Array) -> RidgeSolution:
+        """The same with the rows of coefficients times the first entries of `scale`."""
+        rows = scale[: self.coefficients.shape[0], None]
+        return self._replace(coefficients=self.coefficients * rows)
