@@ -164,28 +164,15 @@ def by_size(**settings: Any) -> dict[Size, dict[str, Any]]:
 class Claim:
     """A claim of a paper, or a conjecture about what it leaves open, as an experiment.
 
-    Parameters
-    ----------
-    name, title, source, prediction, rule
-        Texts of the report. `source` is the paper, `rule` describes what `judge` does.
-    sizes
-        Settings by size: numbers, text, or lists of them.
-    cells
-        Returns the parameters of every cell for given settings; see `grid`.
-    measure
-        Called with the parameters of a cell as keywords, in any process on any machine. Returns
-        the same values for the same parameters.
-    judge
-        Returns the checks of the verdict for the results of all cells.
-    draw
-        Draws the results into a matplotlib figure.
-    kind
-        "claim" if the paper states it, "conjecture" if it is our own.
+    `sizes` has settings by size: numbers, text, or lists of them. `cells` returns the parameters of
+    every cell for some settings. `measure` is called with them as keywords, in any process on any
+    machine, and returns the same values for the same parameters. `judge` returns the checks of the
+    verdict for the results of all cells, and `draw` draws these. `rule` describes `judge`.
     """
 
     name: str
     title: str
-    source: str
+    source: str  # the paper
     prediction: str
     rule: str
     sizes: Mapping[Size, Settings]

@@ -21,6 +21,7 @@ from typing import Any
 
 from onelayer.io.safetensors_files import write_whole
 from onelayer.lab.claim import Result
+from onelayer.lab.values import encodable
 
 _LAST = ("seconds", "finished", "code", "key", "error")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -66,7 +67,7 @@ def _csv(columns: Columns) -> bytes:
     writer.writerow(columns)
     for row in zip(*columns.values(), strict=True):
         writer.writerow(map(_harmless, row))
-    return table.getvalue().encode("utf-8", "backslashreplace")
+    return encodable(table.getvalue()).encode("utf-8")
 
 
 def _harmless(value: Any) -> Any:
@@ -107,6 +108,4 @@ def _array(values: list[Any], kind: Any) -> Any:
         with suppress(pyarrow.ArrowException, OverflowError, UnicodeError):
             return pyarrow.array(values, kind)
     texts = [None if value is None else _text(value) for value in values]
-    # UTF-8 cannot encode lone surrogates, which file names may contain.
-    whole = [text and text.encode("utf-8", "backslashreplace").decode("utf-8") for text in texts]
-    return pyarrow.array(whole, pyarrow.string())
+    return pyarrow.array([text and encodable(text) for text in texts], pyarrow.string())

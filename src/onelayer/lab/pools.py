@@ -9,14 +9,16 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
+from functools import partial
 from importlib.metadata import version
 from threading import Thread
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from onelayer.array import threads
 from onelayer.data import dask
 from onelayer.lab.claim import Measured, Parameters, Result, Status
+from onelayer.lab.values import encodable
 from onelayer.lab.version import code_version
 
 Measure = Callable[..., Measured]
@@ -25,77 +27,61 @@ _EMPTY_CHECKS = 2  # checks in a row that may find no workers: a cluster may be 
 _PARENT_CHECK = 0.5  # seconds between two checks that the parent is alive
 
 
-class Pool(Protocol):
-    """A context in which cells are measured."""
+class Pool:
+    """A context in which cells are measured, `places` of them at a time."""
 
-    places: int  # number of cells at the same time
+    places: int
+    _executor: Any
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *raised: Any) -> None: ...
+    def __exit__(self, *raised: object) -> None:
+        raise NotImplementedError
 
     def submit(self, measure: Measure, parameters: Parameters, code: str) -> Future[Result]:
         """Measure a cell. The future raises only if the pool itself fails."""
+        cell: Future[Result] = self._executor.submit(measured, measure, dict(parameters), code)
+        return cell
 
     def restart(self) -> None:
-        """Replace the processes after one of them has died."""
+        """Replace the processes after one of them has died, unless that happens by itself."""
 
     def check(self) -> None:
-        """Raise if the pool cannot finish any more cells."""
+        """Raise if the pool cannot finish any more cells, unless the futures say so."""
 
 
-class LocalPool:
+class LocalPool(Pool):
     """Processes of this machine, which are killed at the end of the context."""
 
     def __init__(self, processes: int) -> None:
-        self.places = processes
-        self._executor: Any = None
+        from joblib.externals.loky import ProcessPoolExecutor
 
-    def __enter__(self) -> Self:
-        self.restart()
-        return self
+        self.places = processes
+        parent = (os.getpid(),)
+        self._start = partial(ProcessPoolExecutor, processes, initializer=_prepare, initargs=parent)
+        self._executor = self._start()
 
     def __exit__(self, *raised: object) -> None:
         self._executor.shutdown(wait=True, kill_workers=True)
 
-    def submit(self, measure: Measure, parameters: Parameters, code: str) -> Future[Result]:
-        future: Future[Result] = self._executor.submit(measured, measure, parameters, code)
-        return future
-
     def restart(self) -> None:
-        from joblib.externals.loky import ProcessPoolExecutor
-
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, kill_workers=True)
-        self._executor = ProcessPoolExecutor(
-            self.places, initializer=_prepare, initargs=(os.getpid(),)
-        )
-
-    def check(self) -> None:
-        """Do nothing: the futures report processes that die."""
+        self.__exit__()
+        self._executor = self._start()
 
 
-class ClusterPool:
-    """The workers of a Dask cluster, by the address of its scheduler."""
+class ClusterPool(Pool):
+    """The workers of a Dask cluster, by the address of its scheduler, which restarts them."""
 
     def __init__(self, address: str) -> None:
         self._client = dask.connect(address)
         self.places = sum(self._client.nthreads().values())
+        self._executor = self._client.get_executor(pure=False)
         self._empty = 0  # checks in a row that found no workers
-        self._executor: Executor = self._client.get_executor(pure=False)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         self._executor.shutdown(wait=False)  # running cells are abandoned
         self._client.close()
-
-    def submit(self, measure: Measure, parameters: Parameters, code: str) -> Future[Result]:
-        return self._executor.submit(measured, measure, dict(parameters), code)
-
-    def restart(self) -> None:
-        """Do nothing: the scheduler restarts its workers."""
 
     def check(self) -> None:
         """Raise if this check and the two before it found no workers."""
@@ -121,7 +107,7 @@ def measured(measure: Measure, parameters: Parameters, code: str) -> Result:
         with threads.single_threaded_blas(0):
             values, error = _checked(measure(**parameters)), ""
     except (Exception, SystemExit):
-        values, error = {}, _encodable(traceback.format_exc())
+        values, error = {}, encodable(traceback.format_exc())
     seconds = time.perf_counter() - started
     status: Status = "failed" if error else "done"
     return Result(parameters, values, seconds, status, error, machine=machine())
@@ -151,11 +137,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, bool | int | str)
-
-
-def _encodable(text: str) -> str:
-    """Escape lone surrogates, which file names may contain and UTF-8 cannot encode."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _prepare(parent: int) -> None:

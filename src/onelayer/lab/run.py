@@ -80,28 +80,10 @@ def run(
 ) -> Tally:
     """Measure the cells of the plans that the store does not have, and store them.
 
-    After an interruption the same call continues. Cells that another run on the same store has
-    taken are waited for. A cell that raises is stored with its error and counts as finished.
-
-    Parameters
-    ----------
-    plans
-        What to measure.
-    store
-        The store.
-    workers
-        Number of processes on this machine.
-    cluster
-        Address of the scheduler of a Dask cluster, to measure there instead.
-    retry_failed
-        Measure again the cells that failed before.
-    progress
-        Called at the start and after every cell.
-
-    Returns
-    -------
-    Tally
-        The final numbers of cells.
+    The cells are measured by `workers` processes of this machine, or by the Dask cluster whose
+    scheduler has the address `cluster`. A cell that raises is stored with its error and counts as
+    finished, unless `retry_failed` asks for it again. Cells that another run on the same store has
+    taken are waited for. After an interruption the same call continues.
     """
     cells = list({cell.key: cell for plan in plans for cell in plan.cells}.values())
     for plan in plans:

@@ -1,4 +1,4 @@
-"""Values as text, as tables and command lines show them."""
+"""Values as text, for tables and command lines."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ from collections.abc import Sequence
 from json import dumps, loads
 from typing import Any
 
-_SHORT = 6  # values of a list that is shown whole
+_SHORT = 6  # longest list that is shown whole
 
 
 def typed(value: Any) -> str:
-    """A setting as it is typed: JSON, but text plain unless it would be read as something else."""
+    """Format a setting for the command line: JSON, but text that is no JSON without quotes."""
     if isinstance(value, str):
         try:
             loads(value)
         except ValueError:
             return value
     return dumps(value)
+
+
+def encodable(text: str) -> str:
+    """Escape lone surrogates, which file names may contain and UTF-8 cannot encode."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def counted(number: int, of: str) -> str:
@@ -30,7 +35,7 @@ def seconds(seconds: float) -> str:
 
 
 def show(value: Any, digits: int = 4) -> str:
-    """A value in short: of long lists the ends, of lists of lists the shape."""
+    """Format a value in short: long lists by their ends, nested lists by their shape."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -54,7 +59,7 @@ def _show_list(values: Sequence[Any]) -> str:
 
 
 def spread(values: Sequence[Any]) -> str:
-    """Median, least and largest of numbers; of everything else how often it occurs."""
+    """Summarise numbers by median, least and largest, other values by their counts."""
     known = [value for value in values if value is not None]
     if known and all(isinstance(v, int | float) and not isinstance(v, bool) for v in known):
         parts = [show(v, digits=3) for v in (statistics.median(known), min(known), max(known))]

@@ -23,7 +23,7 @@ from markupsafe import Markup, escape
 from onelayer.lab import claims, figures
 from onelayer.lab.claim import Outcome, Parameters, Result
 from onelayer.lab.outcomes import Entry
-from onelayer.lab.values import counted, seconds, show, spread
+from onelayer.lab.values import counted, encodable, seconds, show, spread
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -49,12 +49,7 @@ _SCRIPTS = re.compile(
 def page(entries: Sequence[Entry], about: Mapping[str, str]) -> str:
     """Render one HTML file that needs neither network nor JavaScript.
 
-    Parameters
-    ----------
-    entries
-        The claims to report. The same entries give the same bytes.
-    about
-        Versions, machine, file and time, by name.
+    `about` has versions, machine, file and time by name. The same input gives the same bytes.
     """
     style, script = (
         files(__name__).joinpath(name).read_text("utf-8") for name in ("style.css", "script.js")
@@ -64,12 +59,11 @@ def page(entries: Sequence[Entry], about: Mapping[str, str]) -> str:
         title=TITLE,
         style=Markup(style),
         script=Markup(script),
-        policy=_policy(style, script),
         sections=[_section(e, anchor) for e, anchor in zip(entries, anchors, strict=True)],
         found=Counter(entry.verdict.outcome for entry in entries),
         about=list(about.items()),
     )
-    return _encodable(text)
+    return encodable(text)
 
 
 def markdown(entries: Iterable[Entry]) -> str:
@@ -90,6 +84,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
+        "digest": _digest,
         "typeset": typeset,
         "plain_markdown": _plain_markdown,
         "seconds": seconds,
@@ -122,22 +117,10 @@ def _plain_markdown(text: str) -> str:
     return re.sub(r"([\\`*_~<$|\[])", r"\\\1", " ".join(text.split()))
 
 
-def _encodable(text: str) -> str:
-    """Escape lone surrogates, which file names may contain and UTF-8 cannot encode."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _policy(style: str, script: str) -> str:
-    """The content security policy: the page's own style and script by digest, and data: images."""
-
-    def digest(content: str) -> str:
-        found = base64.b64encode(hashlib.sha256(content.encode("utf-8")).digest())
-        return f"'sha256-{found.decode('ascii')}'"
-
-    return (
-        f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
+def _digest(content: str) -> str:
+    """Digest of a style sheet or a script, as a content security policy names it."""
+    digest = hashlib.sha256(content.encode("utf-8")).digest()
+    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
 
 
 def _anchors(entries: Sequence[Entry]) -> list[str]:
