@@ -36,7 +36,7 @@ from sklearn.linear_model import Ridge
 import onelayer as ol
 from onelayer.array import backend, linalg
 from onelayer.features.estimators import Regressor
-from onelayer.features.solvers.design import Design
+from onelayer.features.solvers.design import Panels
 
 MODELS = ol.theory.MODELS
 TEST_EXAMPLES = 2000
@@ -171,10 +171,10 @@ def per_size(
     return np.stack(errors) / Y_test.var(axis=0)
 
 
-def design_of(model: Regressor, X: np.ndarray[Any, Any]) -> Design:
+def design_of(model: Regressor, X: np.ndarray[Any, Any]) -> Panels:
     """The features that the model would draw to fit X."""
-    sets = model._sets(X, None, reset=True)
-    return Design(model._draw(sets).features, sets)
+    sets = model._given(X, None, reset=True).form
+    return Panels(model._draw(sets).features, sets)
 
 
 def estimator(name: str, heads: int, dim: int, alpha: float | str, seed: int = 0) -> Regressor:

@@ -41,7 +41,7 @@ from rich.table import Table
 import onelayer as ol
 from onelayer.array import backend, linalg
 from onelayer.data import chunks, sources
-from onelayer.features.solvers.design import Design
+from onelayer.features.solvers.design import Panels
 
 JOBS = RIDGE, SCULPT, REFINE = ["ridge", "sculpt", "refine"]
 GIGA = 1e9
@@ -295,7 +295,7 @@ def product_speed(reference: Any, size: int) -> float:
     return 2 * size**3 / min(timed(product)[0] for _ in range(5))
 
 
-def gram_seconds(design: Design) -> float:
+def gram_seconds(design: Panels) -> float:
     """Seconds of the products that make Φ Φᵀ, without those of the features."""
     kernel = backend.zeros((design.rows, design.rows), design.sample)
     took = 0.0
