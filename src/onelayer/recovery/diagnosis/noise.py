@@ -1,27 +1,28 @@
-"""Is what a fit leaves over only noise?
+"""Test whether the residuals of a fit are only noise.
 
-At the right minimum the residuals are the noise and know nothing of the inputs. If the model is
-wrong (causal attention fitted without `causal`, padding without its mask, a head too few) they are
+At the right minimum the residuals are the noise and independent of the inputs. If the model is
+wrong (causal attention fitted without `causal`, padding without its mask, a missing head) they are
 a function of the sequence and of places in it, and that function can be learned. So for each kind
 of features φ (see `residual_features.py`) ridge regressions from φ to the residuals of training
 examples predict residuals r̂ of held-out examples, and
 
     s_j = Σ_rows <r_j, r̂_j>,        t = Σ_j s_j / √(Σ_j s_j²)
 
-is compared with what noise does. Given the training examples, the s_j of noise are independent with
-mean zero, whatever the rows of one example have in common; then t √((h - 1) / (h - t²)) is about
-Student's with h - 1 degrees of freedom, h the number of held-out examples. Weak structure is seen
-with a strong ridge, strong structure with a weak one: each kind is tested with several. Two more
-kinds are the limit of an infinite ridge, for features that are too many to regress on but have
-cheap inner products: "head" has x_a ⊗ Cov(keys), the first-order change of outputs with a missing
-head, and "position" x_a ⊗ x_b ⊗ x_b for keys b at each small distance from a, the same for heads
-that depend on relative positions. The level is divided among all tests (Bonferroni).
+is compared with its distribution for noise. Given the training examples, the s_j of noise are
+independent with mean zero, also if the rows of one example are dependent; then
+t √((h - 1) / (h - t²)) is about Student's with h - 1 degrees of freedom, h the number of held-out
+examples. Weak structure shows with a strong ridge, strong structure with a weak one: each kind is
+tested with several. Two more kinds are the limit of an infinite ridge, for features that are too
+many for a regression but have cheap inner products: "head" has x_a ⊗ Cov(keys), the first-order
+change of outputs with a missing head, and "position" x_a ⊗ x_b ⊗ x_b for keys b at each small
+distance from a, the same for heads that depend on relative positions. The level is divided among
+all tests (Bonferroni).
 
 The same is done within the training examples, of which one half predicts the other: these are more,
-and the fit has only made their residuals less alike (the part of the noise that it took with it is
-missing from both halves, so s_j is below zero on average). Copies of an example share its noise and
-are left out where they are judged. Inputs that occur again with other outputs show the noise
-itself, by their scatter.
+and fitting only makes the residuals of both halves less alike (the part of the noise that is fitted
+is missing from both, so s_j is below zero on average). Copies of an example share its noise and are
+left out where they are judged. Inputs that occur again with other outputs show the noise itself, by
+their scatter.
 
 Measured with 16 dimensions, 2 heads of scale 2, 4 to 8 tokens, Gaussian and Boolean, 400 and 1,000
 examples of which a tenth is held out, noise of 0, 0.1 and 0.3 of the output; the threshold is 3.6
@@ -41,8 +42,8 @@ to 3.7:
     one head more                      0.42 to 0.57      24 of 24    9.8
     a random MLP of the sequence       0.91 to 0.97      24 of 24    45
 
-Of 200 right fits (plain, causal, masked, biased; 1 to 3 heads, 8 and 16 dimensions, noise of 1e-6
-to 0.3) none was called structured. The thresholds were set on other draws than these.
+Of 200 correct fits (plain, causal, masked, biased; 1 to 3 heads, 8 and 16 dimensions, noise of 1e-6
+to 0.3) none was rejected. The thresholds were set on other draws than these.
 """
 
 from __future__ import annotations
@@ -58,29 +59,29 @@ import scipy.stats
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.recovery.diagnosis import residual_features
-from onelayer.recovery.diagnosis.residual_features import Features, Sample
+from onelayer.recovery.diagnosis.residual_features import Features, ResidualSample
+from onelayer.recovery.equal_rows import DECIMALS, row_keys
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.gauss_newton.batches import Block
 from onelayer.recovery.gauss_newton.varpro import Fit
 
 Values: TypeAlias = np.ndarray[Any, Any]
 
-_LEVEL = 0.01  # false alarms over all tests
+_LEVEL = 0.01  # probability of a false alarm over all tests
 _RIDGES = (1e-3, 0.1, 10.0)  # relative to the mean eigenvalue of the features' Gram matrix
-_MOST_EXAMPLES, _MOST_ROWS = 3000, 16_000  # that are regressed on
+_MOST_EXAMPLES, _MOST_ROWS = 3000, 16_000  # in the regressions
 _HELD_OUT_ROWS = 8000
-_COMPARED = 2_000_000  # inner products that are held at once
-_NEAR = 2  # the largest distance at which relative positions are looked for
-_ROUNDING = 1e-12  # errors below this are those of float64 arithmetic, which may depend on inputs
-# With fewer held-out examples the test sees nothing. A wrong model or a bad minimum leaves far more
-# than this relative error, so only less than this passes then.
+_COMPARED = 2_000_000  # inner products in memory at a time
+_NEAR = 2  # largest distance of relative positions
+_ROUNDING = 1e-12  # errors below this are rounding, which may depend on inputs
+# With fewer held-out examples the test has no power. A wrong model or a bad minimum leaves a far
+# larger relative error than `_TINY`, so only smaller errors pass then.
 FEWEST, _TINY = 8, 1e-3
 # Above this relative error a fit explains so little that passing a test is no evidence for it: only
-# repeated inputs can show that the rest is noise.
+# repeated inputs can show that the residuals are noise.
 _LARGE = 0.35
 _FEWEST_PAIRS = 20
 _EXPLAINED = 0.7  # share of the squared residuals that the scatter of repeated inputs has to reach
-_DECIMALS = 9  # whitened tokens are equal up to rounding, which depends on their place in memory
 
 
 @dataclass(frozen=True)
@@ -111,14 +112,14 @@ class Scatter:
 def is_noise(
     fit: Fit, training: Sequence[Block], held_out: Sequence[Block], rng: np.random.Generator
 ) -> bool:
-    """True if neither repeated inputs nor any kind of features speak against noise."""
+    """Whether residuals pass as noise: by repeated inputs, and by all kinds of features."""
     if fit.error < _ROUNDING:
         return True
     repeated = scatter([*training, *held_out])
     enough = repeated.pairs >= _FEWEST_PAIRS
     if fit.error > _LARGE and not (enough and repeated.variance >= _EXPLAINED * fit.loss):
         return False
-    # Noise of examples may have one common size: pairs count, not entries.
+    # Noise may have one size for each example: pairs count, not entries.
     highest = repeated.variance * (1 + 3 * np.sqrt(2 / max(repeated.pairs, 1)))
     if enough and highest < _EXPLAINED * fit.loss:
         return False
@@ -129,51 +130,52 @@ def is_noise(
 
 
 def threshold(examples: int) -> float:
-    """The largest t that noise may show with so many held-out examples."""
-    tests = len(residual_features.NAMES) * len(_RIDGES) + 2
+    """The largest t that counts as noise, for a number of held-out examples."""
+    tests = len(residual_features.KINDS) * len(_RIDGES) + 2
     return float(scipy.stats.t.isf(_LEVEL / (2 * tests), examples - 1))
 
 
 def evidence(
     fit: Fit, training: Sequence[Block], held_out: Sequence[Block], rng: np.random.Generator
 ) -> list[Evidence]:
-    """How well each kind of features predicts what a fit leaves over of held-out examples."""
+    """How well each kind of features predicts the residuals of held-out examples."""
     return _evidence(fit, training, held_out, rng)[0]
 
 
 def _evidence(
     fit: Fit, training: Sequence[Block], held_out: Sequence[Block], rng: np.random.Generator
 ) -> tuple[list[Evidence], int]:
-    """The strongest evidence of each kind, and the number of held-out examples behind it."""
+    """The strongest evidence of each kind, and the number of held-out examples it is from."""
     seen = _sample(fit, training, _MOST_ROWS)
     other = _without_copies(_sample(fit, held_out, _HELD_OUT_ROWS), seen)
     size = float(np.sqrt(np.mean(seen.residual**2)))
     if size == 0:
         return [], len(other.tokens)
-    seen, other = (replace(one, residual=one.residual / size) for one in (seen, other))
+    seen, other = (one._replace(residual=one.residual / size) for one in (seen, other))
     kinds = residual_features.kinds(seen, rng)
     half = len(seen.tokens) // 2
-    first = _taken(seen, slice(0, half))
-    second = _without_copies(_taken(seen, slice(half, None)), first)
+    first = seen.take(slice(0, half))
+    second = _without_copies(seen.take(slice(half, None)), first)
     pairs = [pair for pair in ((seen, other), (first, second)) if len(pair[1].tokens) > 1]
     tested = [one for pair in pairs for one in _tests(kinds, *pair)]
-    strongest: dict[str, Evidence] = {}
-    for one in sorted(tested, key=lambda one: one.t):
-        strongest[one.kind] = one
+    strongest = {one.kind: one for one in sorted(tested, key=lambda one: one.t)}
     return list(strongest.values()), len(other.tokens)
 
 
-def _tests(kinds: dict[str, Features], seen: Sample, other: Sample) -> Iterator[Evidence]:
-    """All tests of some examples with what others predict."""
+def _tests(
+    kinds: dict[str, Features], seen: ResidualSample, other: ResidualSample
+) -> Iterator[Evidence]:
+    """All tests of predictions for other examples."""
     for name, features in kinds.items():
         for predicted in _predicted(features, seen, other):
             yield _tested(name, predicted, other)
     products = _covariance_products(kinds["keys"], seen, other)
-    yield _tested("head", _pulled(products, seen, other), other)
-    yield _tested("position", _pulled(_neighbour_products(seen, other), seen, other), other)
+    yield _tested("head", _gradient_step(products, seen, other), other)
+    products = _neighbour_products(seen, other)
+    yield _tested("position", _gradient_step(products, seen, other), other)
 
 
-def _tested(kind: str, predicted: Values, other: Sample) -> Evidence:
+def _tested(kind: str, predicted: Values, other: ResidualSample) -> Evidence:
     """The test of one prediction, examples being independent of each other."""
     sums = np.sum(predicted * other.residual, axis=(1, 2))
     lengths = float(np.sum(predicted**2) * np.sum(other.residual**2))
@@ -189,8 +191,8 @@ def _tested(kind: str, predicted: Values, other: Sample) -> Evidence:
 # Predictions
 
 
-def _predicted(features: Features, seen: Sample, other: Sample) -> list[Values]:
-    """Residuals (n, k, e) of other examples as ridge regressions predict them, for each ridge."""
+def _predicted(features: Features, seen: ResidualSample, other: ResidualSample) -> list[Values]:
+    """Residuals (n, k, e) of other examples as predicted by ridge regressions, for each ridge."""
     rows, scale = _rows(features, seen, None)
     elsewhere, _ = _rows(features, other, scale)
     gram, against = rows.T @ rows, rows.T @ _flat(seen.residual)
@@ -203,7 +205,9 @@ def _predicted(features: Features, seen: Sample, other: Sample) -> list[Values]:
     return found
 
 
-def _rows(features: Features, sample: Sample, scale: Values | None) -> tuple[Values, Values]:
+def _rows(
+    features: Features, sample: ResidualSample, scale: Values | None
+) -> tuple[Values, Values]:
     """Features of all rows (n·k, f), zero in the padding, over their root mean squares."""
     rows = _flat(features(sample) * sample.counted[:, :, None])
     if scale is None:
@@ -212,7 +216,9 @@ def _rows(features: Features, sample: Sample, scale: Values | None) -> tuple[Val
     return rows / scale, scale
 
 
-def _pulled(products: Callable[[slice], Values], seen: Sample, other: Sample) -> Values:
+def _gradient_step(
+    products: Callable[[slice], Values], seen: ResidualSample, other: ResidualSample
+) -> Values:
     """Σ_i <x_a, x_i> K(a, i) r_i over rows i of training examples, for all other rows a: (n, k, e).
 
     With K = <φ_a, φ_i> these are the residuals that one small gradient step for the features
@@ -226,27 +232,26 @@ def _pulled(products: Callable[[slice], Values], seen: Sample, other: Sample) ->
         parts.append(((others[part] @ own.T) * products(part)) @ residual)
     found = np.concatenate(parts).reshape(other.residual.shape)
     largest = float(np.abs(found).max()) or 1.0
-    scaled: Values = found / largest * other.counted[:, :, None]
-    return scaled
+    return np.asarray(found / largest * other.counted[:, :, None])
 
 
 def _covariance_products(
-    covariances: Features, seen: Sample, other: Sample
+    covariances: Features, seen: ResidualSample, other: ResidualSample
 ) -> Callable[[slice], Values]:
-    """Inner products of centred covariances: their mean leaves what is linear in x_a, no head."""
+    """Inner products of centred covariances: their mean gives what is linear in x_a, no head."""
     mine, scale = _rows(covariances, seen, None)
     mean = np.mean(mine, axis=0)
     mine, theirs = mine - mean, _rows(covariances, other, scale)[0] - mean
     return lambda part: theirs[part] @ mine.T
 
 
-def _neighbour_products(seen: Sample, other: Sample) -> Callable[[slice], Values]:
+def _neighbour_products(seen: ResidualSample, other: ResidualSample) -> Callable[[slice], Values]:
     """Σ_δ <x_{a+δ} x_{a+δ}ᵀ - cI, x_{i+δ} x_{i+δ}ᵀ - cI> over distances δ, c their mean square."""
     dim, tokens = seen.tokens.shape[2], seen.tokens.shape[1]
     distances = [delta for delta in range(-_NEAR, _NEAR + 1) if abs(delta) < tokens]
-    mine = [_flat(residual_features.shifted(seen, delta)) for delta in distances]
-    theirs = [_flat(residual_features.shifted(other, delta)) for delta in distances]
-    # Keys that are there are never exactly the mean, which zeros stand for.
+    mine = [_flat(seen.shifted(delta)) for delta in distances]
+    theirs = [_flat(other.shifted(delta)) for delta in distances]
+    # Existing keys are never exactly the mean, for which a zero stands.
     present, others_present = (
         [np.any(one != 0, axis=1) for one in part] for part in (mine, theirs)
     )
@@ -274,25 +279,17 @@ def _flat(values: Values) -> Values:
 # Samples
 
 
-def _sample(fit: Fit, blocks: Sequence[Block], most_rows: int) -> Sample:
-    """The first examples of some blocks and what the fit makes of them, in numpy."""
-    tokens = int(blocks[0].keys.shape[1])
-    left = min(_MOST_EXAMPLES, max(1, most_rows // tokens))
+def _sample(fit: Fit, blocks: Sequence[Block], most_rows: int) -> ResidualSample:
+    """The first examples of some blocks with their residuals, in numpy."""
+    left = min(_MOST_EXAMPLES, max(1, most_rows // int(blocks[0].keys.shape[1])))
     parts = []
     for block in blocks:
         count = min(left, int(block.keys.shape[0]))
         left -= count
         if count:
             parts.append(_part(fit, _first(block, count)))
-    if not parts:
-        parts.append(_part(fit, blocks[0]))
-    names = Sample.__dataclass_fields__
-    return Sample(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
-
-
-def _taken(sample: Sample, examples: slice | list[int]) -> Sample:
-    names = Sample.__dataclass_fields__
-    return Sample(**{name: getattr(sample, name)[examples] for name in names})
+    parts = parts or [_part(fit, blocks[0])]
+    return ResidualSample(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _first(block: Block, count: int) -> Block:
@@ -310,7 +307,7 @@ def _first(block: Block, count: int) -> Block:
     )
 
 
-def _part(fit: Fit, block: Block) -> Sample:
+def _part(fit: Fit, block: Block) -> ResidualSample:
     n, tokens, _ = block.keys.shape
     shape = (n, tokens, block.outputs.shape[1])
     (residual,) = varpro.residuals_on(fit, [block])
@@ -319,7 +316,7 @@ def _part(fit: Fit, block: Block) -> Sample:
     if block.allowed is not None:
         allowed = backend.to_numpy(block.allowed).astype(np.float64)
     keys = allowed / np.maximum(allowed.sum(axis=2, keepdims=True), 1.0)
-    return Sample(
+    return ResidualSample(
         tokens=_numbers(block.keys),
         counted=_counted(block),
         keys=np.broadcast_to(keys, (n, tokens, tokens)),
@@ -346,13 +343,15 @@ def _counted(block: Block) -> Values:
 def scatter(blocks: Sequence[Block]) -> Scatter:
     """The scatter of outputs over examples with the same tokens and the same padding.
 
-    Exact copies, outputs and all, count once: they may be one example that was stored twice.
+    Exact copies of inputs and outputs count once: they may be one example that was stored twice.
     """
     groups: dict[bytes, dict[bytes, Values]] = {}
     for block in blocks:
         outputs = _numbers(block.outputs).reshape(*block.keys.shape[:2], block.outputs.shape[1])
-        for key, output in zip(_keys(_numbers(block.keys), _counted(block)), outputs, strict=True):
-            groups.setdefault(key, {})[np.round(output, _DECIMALS).tobytes()] = output
+        inputs = _input_keys(_numbers(block.keys), _counted(block))
+        copies = row_keys(outputs, decimals=DECIMALS)
+        for key, copy, output in zip(inputs, copies, outputs, strict=True):
+            groups.setdefault(key, {})[copy] = output
     repeated = [np.stack(list(group.values())) for group in groups.values() if len(group) > 1]
     pairs = sum(len(group) - 1 for group in repeated)
     if not pairs:
@@ -361,24 +360,19 @@ def scatter(blocks: Sequence[Block]) -> Scatter:
     return Scatter(pairs, squares / (pairs * repeated[0][0].size))
 
 
-def _keys(tokens: Values, counted: Values) -> list[bytes]:
-    """What examples with the same tokens and padding have in common; 0.0 turns -0 to 0."""
-    rounded = np.round(tokens * counted[:, :, None], _DECIMALS) + 0.0
-    return [one.tobytes() + there.tobytes() for one, there in zip(rounded, counted, strict=True)]
+def _input_keys(tokens: Values, counted: Values, *outputs: Values) -> list[bytes]:
+    """Keys that are equal for examples with the same tokens, padding and outputs."""
+    return row_keys(tokens * counted[:, :, None], counted, *outputs, decimals=DECIMALS)
 
 
-def _without_copies(other: Sample, seen: Sample) -> Sample:
-    """The examples whose tokens and residuals neither the seen ones nor earlier ones have."""
-    found = set(_copies(seen))
-    kept = []
-    for position, copy in enumerate(_copies(other)):
-        if copy not in found:
+def _without_copies(other: ResidualSample, seen: ResidualSample) -> ResidualSample:
+    """The examples whose tokens and outputs occur neither among the seen ones nor earlier."""
+    before, keys = (
+        _input_keys(one.tokens, one.counted, one.fitted + one.residual) for one in (seen, other)
+    )
+    known, kept = set(before), []
+    for position, key in enumerate(keys):
+        if key not in known:
             kept.append(position)
-        found.add(copy)
-    return _taken(other, kept)
-
-
-def _copies(sample: Sample) -> list[bytes]:
-    outputs = np.round(sample.fitted + sample.residual, _DECIMALS) + 0.0
-    keys = _keys(sample.tokens, sample.counted)
-    return [key + output.tobytes() for key, output in zip(keys, outputs, strict=True)]
+        known.add(key)
+    return other.take(kept)
