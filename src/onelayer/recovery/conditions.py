@@ -3,20 +3,20 @@
 arXiv 2402.04084 proves that layers can be learned if they are not degenerate, in the senses that
 are measured here. Examples tell heads apart where their scores differ: each head's scores must
 spread ("scale") over many directions ("effective rank", "singular gap"), about as much in every
-head ("norm ratio"), and differently ("distance", "incoherence", "attention independence"); they
+head ("norm ratio"), and differently ("distance", "incoherence", "attention independence"). They
 must not be so large that every row attends to one token ("largest scale"), nor cancel so that no
-row is on the side of all heads ("hull distance": the paper's point of least norm needs it).
+row is on the side of all heads ("hull distance": the paper's minimum-norm point needs it).
 Attention is read off an output through the sum of the projections, which must be invertible ("sum
 conditioning") and must not cancel ("sum size"), and the projections must not be interchangeable
 ("projection independence").
 
-The paper asks for these in orders of magnitude. The needed values here were measured as in the
-claim "violated-conditions" of the lab: layers of two or three heads in 8 dimensions, one condition
-made worse in steps, 100,000 Boolean examples of three tokens; up to the needed value all six phases
-went through on all seeds. Singular gaps never broke a phase. A layer may fail a condition and be
-recovered all the same, by Gauss-Newton steps above all. Diagonal attention matrices meet them and
-still break phase 5 or 6 on Boolean inputs, where a token's score with itself is the trace whatever
-the token; on Gaussian inputs they do not.
+The paper states these in orders of magnitude. The needed values here were measured as in the claim
+"violated-conditions" of the lab: layers of two or three heads in 8 dimensions, one condition made
+worse in steps, 100,000 Boolean examples of three tokens. Up to the needed value all six phases
+succeeded on all seeds. Singular gaps never broke a phase. A layer may fail a condition and be
+recovered all the same, by Gauss-Newton steps above all. Diagonal attention matrices meet all
+conditions and still break phase 5 or 6 on Boolean inputs, where a token's score with itself is the
+trace for every token; on Gaussian inputs they do not.
 """
 
 from __future__ import annotations
@@ -36,27 +36,44 @@ from onelayer.layer import AttentionLayer
 
 Matrix = np.ndarray[Any, Any]
 
-# What is asked of a layer: name, needed value, whether it is the least (or the most), meaning.
-_NEEDED = (
-    ("scale", 1.5, True, "norm of the weakest Θ: spread of its scores on Boolean inputs"),
-    ("largest scale", 10.0, False, "norm of the strongest Θ"),
-    ("distance", 0.08, True, "difference of the closest two Θ, over the larger norm"),
-    ("hull distance", 0.5, True, "distance of 0 from the affine hull of the Θ, over least norm"),
-    ("incoherence", 0.997, False, "cosine, without its sign, of the two most aligned Θ"),
-    ("norm ratio", 3.0, False, "norm of the strongest Θ over the weakest"),
-    ("effective rank", 1.1, True, "least (Frobenius norm / spectral norm)² of a Θ"),
-    ("singular gap", 0.0, True, "closest two singular values of a Θ, over its largest"),
-    ("sum size", 0.35, True, "norm of the sum of the W, over that of all W side by side"),
-    ("sum conditioning", 1e-6, True, "least singular value of the sum of the W, over the largest"),
-    ("attention independence", 0.1, True, "least singular value of the Θ as unit vectors"),
-    ("projection independence", 0.12, True, "least singular value of the W as unit vectors"),
-)
+# What is needed of a layer: value, whether it is a lower bound (or an upper one), meaning.
+_NEEDED = {
+    "scale": (1.5, True, "norm of the weakest Θ: spread of its scores on Boolean inputs"),
+    "largest scale": (10.0, False, "norm of the strongest Θ"),
+    "distance": (0.08, True, "difference of the closest two Θ, over the larger norm"),
+    "hull distance": (0.5, True, "distance of 0 from the affine hull of the Θ, over least norm"),
+    "incoherence": (0.997, False, "cosine, without its sign, of the two most aligned Θ"),
+    "norm ratio": (3.0, False, "norm of the strongest Θ over the weakest"),
+    "effective rank": (1.1, True, "least (Frobenius norm / spectral norm)² of a Θ"),
+    "singular gap": (0.0, True, "closest two singular values of a Θ, over its largest"),
+    "sum size": (0.35, True, "norm of the sum of the W, over that of all W side by side"),
+    "sum conditioning": (
+        1e-6,
+        True,
+        "least singular value of the sum of the W, over the largest",
+    ),
+    "attention independence": (0.1, True, "least singular value of the Θ as unit vectors"),
+    "projection independence": (0.12, True, "least singular value of the W as unit vectors"),
+}
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition on a layer: `measured` is to be at least `needed`, or else at most.
+    """One condition on a layer.
 
+    Attributes
+    ----------
+    measured : float
+        Value of the layer.
+    needed : float
+        Bound on the measured value.
+    at_least : bool
+        Whether `needed` is a lower bound; otherwise it is an upper bound.
+    meaning : str
+        What is measured.
+
+    Examples
+    --------
     >>> Condition(measured=1.7, needed=2.0, at_least=False, meaning="norm ratio").holds
     True
     """
@@ -68,13 +85,23 @@ class Condition:
 
     @property
     def holds(self) -> bool:
-        """Whether the layer meets it."""
+        """Whether the layer meets the condition."""
         return bool(_meets(self.measured, self.needed, self.at_least))
 
 
 @dataclass(frozen=True, eq=False)
 class ConditionSurvey:
-    """One condition over many layers: `values` are the measured ones in ascending order."""
+    """One condition over many layers.
+
+    Attributes
+    ----------
+    values : ndarray (samples,)
+        Measured values in ascending order.
+    needed : float
+        Bound on the measured value.
+    at_least : bool
+        Whether `needed` is a lower bound; otherwise it is an upper bound.
+    """
 
     values: Matrix
     needed: float
@@ -82,17 +109,29 @@ class ConditionSurvey:
 
     @property
     def share(self) -> float:
-        """The share of the layers that meet the condition."""
+        """Share of the layers that meet the condition."""
         return float(np.mean(_meets(self.values, self.needed, self.at_least)))
 
     @property
     def median(self) -> float:
-        """The value that half of the layers do not exceed."""
+        """Smallest value that half of the layers do not exceed."""
         return self.quantile(0.5)
 
     def quantile(self, q: float) -> float:
-        """The smallest of the values that a share `q` of the layers does not exceed.
+        """Smallest value that a share of the layers does not exceed.
 
+        Parameters
+        ----------
+        q : float
+            Share of the layers, from 0 to 1.
+
+        Returns
+        -------
+        float
+            One of the values.
+
+        Examples
+        --------
         >>> ConditionSurvey(np.array([1.0, 2, 3, 4]), needed=2.0, at_least=True).quantile(0.75)
         3.0
         """
@@ -102,8 +141,20 @@ class ConditionSurvey:
 
 
 def conditions(layer: AttentionLayer) -> dict[str, Condition]:
-    """The conditions by name: what was measured, what is needed, whether it holds.
+    """Measure how far a layer meets the conditions under which layers can be learned.
 
+    Parameters
+    ----------
+    layer : AttentionLayer
+        The layer. Its biases are ignored: the layers of arXiv 2402.04084 have none.
+
+    Returns
+    -------
+    dict of str to Condition
+        The conditions by name.
+
+    Notes
+    -----
     With m heads, Frobenius norms and inner products unless said otherwise:
 
     - "scale": min |Θ_i|, on Boolean inputs the standard deviation of a score;
@@ -119,9 +170,10 @@ def conditions(layer: AttentionLayer) -> dict[str, Condition]:
     - "attention independence": σ_min of the m x d² matrix with rows vec(Θ_i) / |Θ_i|;
     - "projection independence": the same for the W_i.
 
-    A ratio 0/0, which heads of norm 0 bring about, counts as a condition that fails. The paper's
-    layer has no biases: a key bias and an output bias are passed over.
+    A ratio 0/0, as of heads of norm 0, counts as a condition that fails.
 
+    Examples
+    --------
     >>> found = conditions(AttentionLayer.random(heads=4, dim=16, scale=2.0))
     >>> round(found["scale"].measured, 9), found["scale"].holds
     (2.0, True)
@@ -129,10 +181,7 @@ def conditions(layer: AttentionLayer) -> dict[str, Condition]:
     if not isinstance(layer, AttentionLayer):
         raise TypeError(f"layer is a {type(layer).__name__}, expected an AttentionLayer")
     measured = _measured(layer)
-    return {
-        name: Condition(measured[name], needed, at_least, meaning)
-        for name, needed, at_least, meaning in _NEEDED
-    }
+    return {name: Condition(measured[name], *needed) for name, needed in _NEEDED.items()}
 
 
 def survey_conditions(
@@ -146,11 +195,26 @@ def survey_conditions(
     out_dim: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, ConditionSurvey]:
-    """The conditions over `samples` random layers, all drawn from one generator.
+    """Measure the conditions over random layers, all drawn from one generator.
 
-    `heads`, `dim`, `rank`, `scale` and `out_dim` are those of `AttentionLayer.random`; `progress`
-    is called after every layer with the number of layers measured so far.
+    Parameters
+    ----------
+    heads, dim, rank, scale, out_dim
+        As in `AttentionLayer.random`.
+    samples : int
+        Number of layers.
+    seed : int or numpy Generator
+        Seed of the layers.
+    progress : callable, optional
+        Called after every layer with the number of layers measured so far.
 
+    Returns
+    -------
+    dict of str to ConditionSurvey
+        The conditions by name, as in `conditions`.
+
+    Examples
+    --------
     >>> survey = survey_conditions(heads=2, dim=8, samples=20)
     >>> survey["incoherence"].share
     1.0
@@ -167,7 +231,7 @@ def survey_conditions(
             progress(done)
     return {
         name: ConditionSurvey(np.sort([values[name] for values in measured]), needed, at_least)
-        for name, needed, at_least, _ in _NEEDED
+        for name, (needed, at_least, _) in _NEEDED.items()
     }
 
 
@@ -176,7 +240,6 @@ def _meets(measured: Any, needed: float, at_least: bool) -> Any:
 
 
 def _measured(layer: AttentionLayer) -> dict[str, float]:
-    """The measured values by name."""
     attention, largest = _relative(layer.attention)
     projection, _ = _relative(layer.projection)
     norms = np.linalg.norm(attention, axis=(1, 2))
@@ -200,7 +263,7 @@ def _measured(layer: AttentionLayer) -> dict[str, float]:
 
 
 def _relative(matrices: Array) -> tuple[Matrix, float]:
-    """The matrices over their largest entry, so that no square of one overflows, and that entry."""
+    """The matrices over their largest entry, so that squares do not overflow, and that entry."""
     plain = backend.to_numpy(matrices).astype(np.float64)
     largest = float(np.abs(plain).max())
     return (plain / largest if largest > 0 else plain), largest
@@ -210,8 +273,7 @@ def _unit_rows(matrices: Matrix) -> Matrix:
     """Each matrix as one row of length 1; zeros stay zeros."""
     rows = matrices.reshape(len(matrices), -1)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    units: Matrix = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
-    return units
+    return np.asarray(np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0))
 
 
 def _distance(attention: Matrix, norms: Matrix) -> float:
@@ -235,7 +297,7 @@ def _hull_distance(attention: Matrix) -> float:
 
 
 def _incoherence(units: Matrix) -> float:
-    """The largest cosine of two rows; 1 where one is zero, which is a multiple of every other."""
+    """The largest cosine of two rows; 1 if one is zero, a multiple of every other."""
     heads = len(units)
     if heads > 1 and not units.any(axis=1).all():
         return 1.0
@@ -244,12 +306,12 @@ def _incoherence(units: Matrix) -> float:
 
 
 def _effective_rank(norms: Matrix, spectra: Matrix) -> float:
-    """At least 1 but for rounding, 0 where a matrix is zero."""
+    """At least 1 up to rounding, 0 if a matrix is zero."""
     return max(1.0, float(np.min(norms / spectra[:, 0]) ** 2)) if norms.all() else 0.0
 
 
 def _singular_gap(spectra: Matrix) -> float:
-    """Of descending singular values, a row a head; infinite where there is only one of them."""
+    """Of descending singular values, one row per head; infinite if there is only one value."""
     largest = spectra[:, :1]
     if not largest.all():
         return 0.0
@@ -257,7 +319,7 @@ def _singular_gap(spectra: Matrix) -> float:
 
 
 def _independence(rows: Matrix) -> float:
-    """The smallest singular value of the rows, 0 where there are more of them than columns."""
+    """The smallest singular value of the rows, 0 if there are more rows than columns."""
     if len(rows) > rows.shape[1]:
         return 0.0
     return float(np.linalg.svd(rows, compute_uv=False)[-1])
