@@ -186,4 +186,4 @@ def test_an_interruption_leaves_the_cluster_to_others(tmp_path, output, cluster)
 def test_help_shows_the_cluster():
     text = words(run("recover", "--help").stdout)
     assert "onelayer recover examples.zarr --cluster tcp://scheduler:8786" in text
-    assert "--cluster ADDRESS The scheduler of a Dask cluster" in text
+    assert "--cluster ADDRESS Scheduler of a Dask cluster" in text

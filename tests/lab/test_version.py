@@ -1,4 +1,7 @@
+import ast
+import inspect
 import textwrap
+from pathlib import Path
 
 import lab_fakes
 import pytest
@@ -113,6 +116,24 @@ def test_helpers_are_shared_but_claims_and_machinery_are_not():
     for name in others:
         assert (version._PACKAGE / name).is_file()
     assert all((version._PACKAGE / f"lab/{name}.py").is_file() for name in version._MACHINERY)
+
+
+@pytest.mark.parametrize("name", known())
+def test_no_measurement_uses_the_machinery(name):
+    """The modules that are left out of a version, but for the types in `claim`."""
+    measure = known()[name].measure
+    file = Path(inspect.getsourcefile(measure))
+    nodes = [ast.parse(text).body[0] for text in version._reached(file, measure.__name__)]
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    used = version._names(node for node in nodes if node not in imports)
+    modules = {
+        f"{getattr(node, 'module', '')}.{alias.name}"
+        for node in imports
+        for alias in node.names
+        if (alias.asname or alias.name) in used
+    }
+    machinery = [f"onelayer.lab.{part}" for part in version._MACHINERY if part != "claim"]
+    assert not [module for module in modules if module.startswith(tuple(machinery))]
 
 
 def test_constants_behind_helpers_count():

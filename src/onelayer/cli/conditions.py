@@ -10,6 +10,7 @@ import numpy as np
 import typer
 from rich.console import RenderableType
 from rich.table import Column, Table
+from typer import Argument, Option
 
 from onelayer.cli.terminal import err, out, plain_errors
 from onelayer.io import pretrained, safetensors_files
@@ -20,37 +21,24 @@ _WIDE = 120  # characters of a screen that has room for every column of a table
 _LISTED = 5  # arrays of an unknown file that an error names
 Surveys = dict[str, ConditionSurvey]
 
-ModelFile = Annotated[
-    Path,
-    typer.Argument(
-        help="A layer that save() or onelayer recover wrote, or the safetensors file of a "
-        "pretrained BERT or GPT-2."
-    ),
-]
+_FILE = (
+    "A layer that save() or onelayer recover wrote, or the safetensors file of a pretrained BERT "
+    "or GPT-2."
+)
+_FAMILY = "How a model names its weights: bert or gpt2; default: detected."
+_HEADS = "Heads of a layer of a model; default: as in config.json."
+_SURVEY = (
+    "Compare with N random layers of the same shape: of full rank and scale 2, or for a model of "
+    "its head size and the median norm of its attention matrices."
+)
+ModelFile = Annotated[Path, Argument(help=_FILE)]
 LayerNumber = Annotated[
-    int | None,
-    typer.Option(min=0, metavar="N", help="One layer of a model, from 0; all by default."),
+    int | None, Option(min=0, metavar="N", help="One layer of a model, from 0; default: all.")
 ]
-FamilyName = Annotated[
-    str | None,
-    typer.Option(help="How a model names its weights: bert or gpt2; detected by default."),
-]
-HeadCount = Annotated[
-    int | None,
-    typer.Option(
-        min=1, metavar="M", help="Heads of a layer of a model; by default as in config.json."
-    ),
-]
-SurveySize = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Compare with N random layers of the same shape: of full rank and scale 2, or for a "
-        "model of its head size and the median norm of its attention matrices.",
-    ),
-]
-SurveySeed = Annotated[int, typer.Option(min=0, help="Seed of the random layers.")]
+FamilyName = Annotated[str | None, Option(help=_FAMILY)]
+HeadCount = Annotated[int | None, Option(min=1, metavar="M", help=_HEADS)]
+SurveySize = Annotated[int | None, Option(min=1, metavar="N", help=_SURVEY)]
+SurveySeed = Annotated[int, Option(min=0, help="Seed of the random layers.")]
 
 
 def conditions_command(

@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
+from typer import Argument, Option
 
 from onelayer.cli.progress import live
 from onelayer.cli.terminal import check_folder, err, fail, out, plain_errors, say
@@ -31,41 +32,19 @@ claims = typer.Typer(
     no_args_is_help=True, help="The claims of both papers as experiments with a verdict."
 )
 
-Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME]...", help="Names of claims; all by default.")
-]
-StoreOption = Annotated[
-    Path, typer.Option("--store", metavar="FILE", help="The file with the measurements.")
-]
-Quick = Annotated[bool, typer.Option("--quick", help="Small sizes: seconds for each claim.")]
-Paper = Annotated[
-    bool, typer.Option("--paper", help="The sizes of the papers, or large ones: up to hours.")
-]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE,..",
-        help="Change a setting (see show) of all claims that are run.",
-    ),
-]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes; one per core by default.")]
-Cluster = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="The scheduler of a Dask cluster.")
-]
-RetryFailed = Annotated[
-    bool, typer.Option("--retry-failed", help="Measure the cells that failed again.")
-]
-ReportFile = Annotated[
-    Path, typer.Option("--output", "-o", help="An .html file, or .md for the table alone.")
-]
-FiguresFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--figures", metavar="FOLDER", help="Write the figures of all verdicts, as .pdf and .svg."
-    ),
-]
-ExportFile = Annotated[Path, typer.Option("--output", "-o", help="A .csv or .parquet file.")]
+Names = Annotated[list[str] | None, Argument(metavar="[NAME]...", help="Claims; default: all.")]
+StoreFile = Annotated[Path, Option("--store", metavar="FILE", help="File of the measurements.")]
+Quick = Annotated[bool, Option("--quick", help="Small sizes: seconds for each claim.")]
+Paper = Annotated[bool, Option("--paper", help="Sizes as in the papers, or large: up to hours.")]
+_SET = "Change a setting (see show) of all claims that are run."
+Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE,..", help=_SET)]
+Workers = Annotated[int | None, Option(min=1, help="Processes; default: one per core.")]
+Cluster = Annotated[str | None, Option(metavar="ADDRESS", help="Scheduler of a Dask cluster.")]
+RetryFailed = Annotated[bool, Option("--retry-failed", help="Measure failed cells again.")]
+ReportFile = Annotated[Path, Option("--output", "-o", help="An .html file, or .md for a table.")]
+_FIGURES = "Write the figures of all verdicts, as .pdf and .svg."
+FiguresFolder = Annotated[Path | None, Option("--figures", metavar="FOLDER", help=_FIGURES)]
+ExportFile = Annotated[Path, Option("--output", "-o", help="A .csv or .parquet file.")]
 
 _STORE = Path("onelayer-lab.sqlite")
 _LONG = 3000  # characters of an error that are shown
@@ -100,8 +79,8 @@ def list_claims() -> None:
 
 @claims.command()
 def show(
-    name: Annotated[str, typer.Argument(help="The name of a claim.")],
-    store: StoreOption = _STORE,
+    name: Annotated[str, Argument(help="The name of a claim.")],
+    store: StoreFile = _STORE,
 ) -> None:
     """Show the prediction, the rule, the settings and the measurements of a claim.
 
@@ -138,7 +117,7 @@ def run_claims(
     workers: Workers = None,
     cluster: Cluster = None,
     retry_failed: RetryFailed = False,
-    store: StoreOption = _STORE,
+    store: StoreFile = _STORE,
 ) -> None:
     """Measure claims and print their verdicts.
 
@@ -182,7 +161,7 @@ def report(
     quick: Quick = False,
     paper: Paper = False,
     figures_folder: FiguresFolder = None,
-    store: StoreOption = _STORE,
+    store: StoreFile = _STORE,
 ) -> None:
     """Write a page with the verdict, figure and cells of every claim that was run.
 
@@ -220,7 +199,7 @@ def report(
     say(f"Wrote {output}.")
 
 
-def export(output: ExportFile, names: Names = None, store: StoreOption = _STORE) -> None:
+def export(output: ExportFile, names: Names = None, store: StoreFile = _STORE) -> None:
     """Write every measured cell as a row of a table, for other programs.
 
     Examples:

@@ -12,6 +12,7 @@ import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Column, Table
+from typer import Argument, Option
 
 from onelayer import inputs
 from onelayer.cli.terminal import check_folder, err, fail, out, plain_errors, say
@@ -24,60 +25,41 @@ from onelayer.recovery.api import recover
 from onelayer.recovery.certificate import Certificate
 from onelayer.recovery.result import Recovery
 
-ExamplesFile = Annotated[
-    Path,
-    typer.Argument(
-        help="A .npz or .safetensors file with arrays X, Y and perhaps mask; or a folder with "
-        "X.npy and Y.npy, a .zarr group, an .h5 or .hdf5 file, which are read block by block."
-    ),
-]
-LayerFile = Annotated[
-    Path, typer.Option("--output", "-o", help="The file to write the layer to (safetensors).")
-]
-HeadsOrAuto = Annotated[str, typer.Option(help="The number of heads, or auto.")]
-Method = Annotated[
-    str, typer.Option(help="refine (Gauss-Newton), sculpt (the six phases), or auto.")
-]
-Polish = Annotated[bool, typer.Option(help="Refine the result of the six phases (sculpt).")]
-Rank = Annotated[int | None, typer.Option(help="Rank of the attention matrices.")]
-Bias = Annotated[bool, typer.Option("--bias", help="Recover key and output biases too.")]
-Causal = Annotated[bool, typer.Option("--causal", help="The layer is causal.")]
-Tolerance = Annotated[float, typer.Option(help="Relative error at which to stop.")]
-HeadTolerance = Annotated[
-    float, typer.Option(help="Largest error bar of a head that counts as recovered.")
-]
-SearchSeed = Annotated[int, typer.Option(min=0, help="Seed of the search.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
-ClusterAddress = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ADDRESS",
-        help="The scheduler of a Dask cluster. All of its machines need to see FILE, a folder, "
-        ".zarr, .h5 or .hdf5.",
-    ),
-]
-Restarts = Annotated[int, typer.Option(help="Further starts if the first one fails.")]
-MaxSeconds = Annotated[float | None, typer.Option(help="Time limit in seconds.")]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Save the best layer so far to this file, at most every ten seconds.",
-    ),
-]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Continue from the checkpoint of an earlier run.")
-]
-Force = Annotated[
-    bool, typer.Option("--force", help="Write the layer even if the recovery did not converge.")
-]
+_FILE = (
+    "A .npz or .safetensors file with arrays X, Y and perhaps mask; or a folder with X.npy and "
+    "Y.npy, a .zarr group, an .h5 or .hdf5 file, which are read block by block."
+)
+_CLUSTER = (
+    "Scheduler of a Dask cluster. All of its machines need to see FILE, a folder, .zarr, .h5 or "
+    ".hdf5."
+)
+_CHECKPOINT = "Save the best layer so far to this file, at most every ten seconds."
+
+ExamplesFile = Annotated[Path, Argument(help=_FILE)]
+LayerFile = Annotated[Path, Option("--output", "-o", help="The file to write (safetensors).")]
+HeadsOrAuto = Annotated[str, Option(help="The number of heads, or auto.")]
+Method = Annotated[str, Option(help="refine (Gauss-Newton), sculpt (the six phases), or auto.")]
+Polish = Annotated[bool, Option(help="Refine the result of the six phases (sculpt).")]
+Rank = Annotated[int | None, Option(help="Rank of the attention matrices.")]
+Bias = Annotated[bool, Option("--bias", help="Recover key and output biases too.")]
+Causal = Annotated[bool, Option("--causal", help="The layer is causal.")]
+Tolerance = Annotated[float, Option(help="Relative error at which to stop.")]
+HeadTolerance = Annotated[float, Option(help="Largest error bar of a recovered head.")]
+SearchSeed = Annotated[int, Option(min=0, help="Seed of the search.")]
+Device = Annotated[str | None, Option(help="cpu or cuda.")]
+ClusterAddress = Annotated[str | None, Option(metavar="ADDRESS", help=_CLUSTER)]
+Restarts = Annotated[int, Option(help="Further starts if the first one fails.")]
+MaxSeconds = Annotated[float | None, Option(help="Time limit in seconds.")]
+Checkpoint = Annotated[Path | None, Option(metavar="FILE", help=_CHECKPOINT)]
+Resume = Annotated[bool, Option("--resume", help="Continue from an earlier checkpoint.")]
+Force = Annotated[bool, Option("--force", help="Write the layer even without convergence.")]
 
 
 def demo(
-    heads: Annotated[int, typer.Option(min=1, help="Heads of the layer to recover.")] = 8,
-    dim: Annotated[int, typer.Option(min=2, help="Dimension of a token.")] = 32,
-    examples: Annotated[int, typer.Option(min=2, help="Number of random examples.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of layer, inputs and search.")] = 0,
+    heads: Annotated[int, Option(min=1, help="Heads of the layer to recover.")] = 8,
+    dim: Annotated[int, Option(min=2, help="Dimension of a token.")] = 32,
+    examples: Annotated[int, Option(min=2, help="Number of random examples.")] = 1000,
+    seed: Annotated[int, Option(min=0, help="Seed of layer, inputs and search.")] = 0,
 ) -> None:
     """Recover a random attention layer from its inputs and outputs, and compare the two.
 

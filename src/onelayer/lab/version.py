@@ -21,21 +21,11 @@ from typing import Any
 import onelayer
 
 _PACKAGE = Path(onelayer.__file__).parent
-# Files that cannot change the value of a cell. A new file counts unless it is named here.
+# Modules of the lab that cannot change the value of a cell. A new module counts unless it is here.
 _MACHINERY = (
-    "claim",
-    "condition_margins",
-    "export",
-    "figures",
-    "grids",
-    "outcomes",
-    "pools",
-    "rules",
-    "run",
-    "store",
-    "values",
-    "version",
-)
+    "claim", "condition_margins", "export", "figures", "grids", "outcomes", "pools", "rules", "run",
+    "store", "values", "version",
+)  # fmt: skip
 _LEFT_OUT = ("cli/", "lab/report/", *(f"lab/{name}.py" for name in _MACHINERY))
 _PARSING = Lock()  # CPython 3.11 may fail to parse in several threads at once
 
