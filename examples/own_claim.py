@@ -19,7 +19,7 @@ import numpy as np
 
 import onelayer as ol
 from onelayer.lab import figures, outcomes, report
-from onelayer.lab.claim import Check, Claim, Measured, Results
+from onelayer.lab.claim import Check, Conjecture, Measured, Results, by_size
 from onelayer.lab.run import Plan, run
 from onelayer.lab.seeds import generator
 from onelayer.lab.store import Store
@@ -60,25 +60,24 @@ def draw(results: Results, figure: Any) -> None:
     axes.legend()
 
 
-SETTINGS = {"largest": 4096, "dim": 8, "keys": 8, "heads": 300, "seeds": 3}
-CLAIM = Claim(
+SETTINGS = by_size(largest=(1024, 4096, 4096), dim=8, keys=8, heads=300, seeds=3)
+CLAIM = Conjecture(
     name="kink",
     title="A kink in the target does not slow attention down",
     source="a conjecture",
     prediction="The error on the average of |<β, x_i>| falls as n^-0.5 or faster.",
     rule=f"The exponent in n, fitted to the median errors at all sizes, is at most {RATE}.",
-    sizes={"quick": {**SETTINGS, "largest": 1024}, "default": SETTINGS, "paper": SETTINGS},
+    sizes=SETTINGS,
     measure=measure,
     judge=judge,
     draw=draw,
-    kind="conjecture",
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--largest", type=int, default=SETTINGS["largest"], help="sample size")
-    parser.add_argument("--seeds", type=int, default=SETTINGS["seeds"])
+    parser.add_argument("--largest", type=int, default=4096, help="sample size")
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path(), help="where to write")
     options = parser.parse_args()

@@ -2,7 +2,7 @@ import lab_fakes
 import numpy as np
 import pytest
 
-from onelayer.lab.claim import CannotJudge, Check, Result, Results, grid
+from onelayer.lab.claim import Check, Result, Results, Undecided, grid
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_verdict_is_undecided_until_all_cells_are_measured(claim, others, why)
 
 def test_a_rule_may_say_what_it_misses(claim, monkeypatch):
     def judge(found):
-        raise CannotJudge("one number is not enough")
+        raise Undecided("one number is not enough")
 
     object.__setattr__(claim, "judge", judge)
     verdict = claim.verdict(results(1))

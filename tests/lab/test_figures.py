@@ -6,8 +6,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from onelayer.lab import figures
-from onelayer.lab.claim import Claim, Result, Results, grid
+from onelayer.lab.claim import Claim, Result, Results
 
+TEXTS = dict.fromkeys(("title", "source", "prediction", "rule"), "")
 RESULTS = (1, 5.0), (1, 3.0), (2, 2.0), (2, 1.0)
 
 
@@ -33,7 +34,7 @@ def draw(found, figure):
 
 def rendered(*options, draw=draw):
     """The figure of a made-up claim."""
-    claim = Claim("name", "", "", "", "", {}, cells=grid, measure=dict, judge=list, draw=draw)
+    claim = Claim(**TEXTS, sizes={}, measure=dict, judge=list, draw=draw)
     return figures.render(claim, results(*RESULTS), *options)
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from onelayer import conditions
 from onelayer.lab import layer_families
-from onelayer.lab.layer_families import FAMILIES, Shape
+from onelayer.lab.layer_families import FAMILIES, LayerShape
 from onelayer.lab.seeds import generator
 
 
@@ -53,7 +53,7 @@ def test_heads_stand_at_the_angle_that_was_asked_for():
 
 @pytest.mark.parametrize(("blocks", "entries"), [(1, 64), (2, 32), (4, 16), (8, 8)])
 def test_block_diagonal_attention_has_zeros_outside_of_its_blocks(blocks, entries):
-    layer = layer_families.block_diagonal(blocks, Shape(2, 8, 3.0), generator(0, "layer"))
+    layer = layer_families.block_diagonal(blocks, LayerShape(2, 8, 3.0), generator(0, "layer"))
     assert [int(np.sum(head != 0)) for head in layer.attention] == [entries] * 2
     assert np.all(layer.attention[:, range(8), range(8)] != 0)
     np.testing.assert_allclose(np.linalg.norm(layer.attention, axis=(1, 2)), 3.0)
@@ -61,7 +61,7 @@ def test_block_diagonal_attention_has_zeros_outside_of_its_blocks(blocks, entrie
 
 @pytest.mark.parametrize("rank", [1, 3])
 def test_low_rank_attention_has_that_rank(rank):
-    layer = layer_families.low_rank(rank, Shape(2, 8, 3.0), generator(0, "layer"))
+    layer = layer_families.low_rank(rank, LayerShape(2, 8, 3.0), generator(0, "layer"))
     assert set(np.linalg.matrix_rank(layer.attention)) == {rank}
 
 

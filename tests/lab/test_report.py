@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lab.browser import NAMES, Browser, installed
 
 from onelayer.lab import claims, figures, report
-from onelayer.lab.claim import CannotJudge, Check, Claim, Result, Verdict, grid
+from onelayer.lab.claim import Check, Claim, Result, Undecided, Verdict, grid
 from onelayer.lab.outcomes import Entry
 from onelayer.lab.report import typeset
 
@@ -90,7 +90,7 @@ def measuring(**values):
 
 
 def refuse(_):
-    raise CannotJudge("there is one size only")
+    raise Undecided("there is one size only")
 
 
 def several():
@@ -627,7 +627,7 @@ def test_text_from_anywhere_is_shown_as_text(visit, scripts):
         raise ValueError(attack)
 
     def doubt(results):
-        raise CannotJudge(attack)
+        raise Undecided(attack)
 
     def measure(**_):
         return {attack: attack, "list": [attack], "matrix": [[attack]]}

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -107,7 +108,7 @@ class Check:
     holds: bool
 
 
-class CannotJudge(Exception):
+class Undecided(Exception):
     """Raised by a rule when the results allow no verdict; the message says what is missing."""
 
 
@@ -160,17 +161,17 @@ def by_size(**settings: Any) -> dict[Size, dict[str, Any]]:
     }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Claim:
     """A claim of a paper, or a conjecture about what it leaves open, as an experiment.
 
-    `sizes` has settings by size: numbers, text, or lists of them. `cells` returns the parameters of
-    every cell for some settings. `measure` is called with them as keywords, in any process on any
-    machine, and returns the same values for the same parameters. `judge` returns the checks of the
-    verdict for the results of all cells, and `draw` draws these. `rule` describes `judge`.
+    `sizes` has settings by size: numbers, text, or lists of them (see `by_size`). `cells` returns
+    the parameters of every cell for some settings. `measure` is called with them as keywords, in
+    any process on any machine, and returns the same values for the same parameters. `judge` returns
+    the checks of the verdict for the results of all cells, and `draw` draws these. `rule` describes
+    `judge`. A claim of the package has the `name` of its file.
     """
 
-    name: str
     title: str
     source: str  # the paper
     prediction: str
@@ -181,6 +182,7 @@ class Claim:
     draw: Callable[[Results, Figure], None] = field(repr=False)
     cells: Callable[[Settings], Iterable[Parameters]] = field(default=grid, repr=False)
     kind: Kind = "claim"
+    name: str = ""
 
     def settings(self, size: Size, changes: Settings | None = None) -> dict[str, Any]:
         """Return the settings of a size, with some of them changed."""
@@ -203,13 +205,16 @@ class Claim:
             return Verdict("undecided", why=f"of {len(cells)} cells {' and '.join(parts)}")
         try:
             checks = tuple(self.judge(results))
-        except CannotJudge as reason:
+        except Undecided as reason:
             return Verdict("undecided", why=str(reason))
         except Exception as error:  # unusual settings of one claim must not stop the others
             return Verdict("undecided", why=f"the rule broke: {type(error).__name__}: {error}")
         if not checks:
             return Verdict("undecided", why="the settings leave nothing to compare")
         return Verdict("holds" if all(check.holds for check in checks) else "fails", checks)
+
+
+Conjecture = partial(Claim, kind="conjecture")
 
 
 def _like(value: Any, known: Any, name: str) -> Any:

@@ -7,7 +7,7 @@ and `drawn` does for figures that belong to no claim.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,11 @@ import numpy as np
 from onelayer.lab.claim import Claim, Results
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
+    from matplotlib.figure import SubFigure as SubFigure
 else:  # matplotlib is optional: claims take their annotations from here
     Axes = Figure = SubFigure = Any
-
-__all__ = [
-    "COLOURS", "FORMATS", "Axes", "Figure", "SubFigure", "curve", "curves", "drawn",
-    "examples_needed", "heat_maps", "legend_below", "level", "log_ticks", "predicted", "render",
-    "style", "tick_examples",
-]  # fmt: skip
 
 # Colours that stay apart for all kinds of colour vision, and in grey (Okabe and Ito).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -44,6 +39,7 @@ _STYLE = {
     "svg.hashsalt": "onelayer",  # the same figure is the same file
 }
 FORMATS = ("svg", "pdf")
+AXIS_LABELS = {"examples": "examples $n$", "heads": "heads $M$"}
 
 
 def style(number: int) -> tuple[str, str]:
@@ -95,6 +91,27 @@ def curves(
         curve(axes, part, x, y, label(value), number)
 
 
+def panels(
+    figure: Figure,
+    shown: Mapping[str, tuple[Results, str]],
+    x: str,
+    by: str,
+    label: Callable[[Any], str] = str,
+    **subplots: Any,
+) -> list[Axes]:
+    """Panels side by side, by title: the results and the measured value y to draw against x.
+
+    Every panel has one curve for every value of the parameter `by`. `subplots` are options of
+    `Figure.subplots`. Both axes are logarithmic, with ticks at the measured x.
+    """
+    made = figure.subplots(1, len(shown), squeeze=False, **subplots)[0]
+    for axes, (title, (results, y)) in zip(made, shown.items(), strict=True):
+        curves(axes, results, x, y, by, label)
+        log_ticks(axes, results.of(x))
+        axes.set(yscale="log", xlabel=AXIS_LABELS[x], title=title)
+    return list(made)
+
+
 def predicted(
     axes: Axes, x: Sequence[float], y: Sequence[float], label: str = "predicted", number: int = -1
 ) -> None:
@@ -119,6 +136,12 @@ def tick_examples(axes: Axes, examples: Sequence[int]) -> None:
     """Ticks at the numbers of examples that were measured."""
     axes.set_xticks(examples, [f"{n // 1000}k" if n >= 10_000 else str(n) for n in examples])
     axes.set_xticks([], minor=True)
+
+
+def label(axes: Axes, **settings: Any) -> None:
+    """Set scales, labels and other properties of the axes, and add a legend."""
+    axes.set(**settings)
+    axes.legend()
 
 
 def legend_below(figure: Figure, axes: Axes, ncols: int | None = None) -> None:

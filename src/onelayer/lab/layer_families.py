@@ -22,7 +22,7 @@ Matrix = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Shape:
+class LayerShape:
     """What all layers of a family share; `scale` is the norm of an attention matrix."""
 
     heads: int
@@ -31,10 +31,10 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Family:
+class LayerFamily:
     """Layers of one kind, by the step; `conditions` are those that degrade."""
 
-    build: Callable[[float, Shape, np.random.Generator], AttentionLayer]
+    build: Callable[[float, LayerShape, np.random.Generator], AttentionLayer]
     meaning: str  # of a step
     steps: tuple[float, ...]
     conditions: tuple[str, ...] = ()
@@ -74,14 +74,14 @@ def orthonormal(matrices: list[Matrix]) -> Matrix:
     return np.stack(made)
 
 
-def good_heads(shape: Shape, rng: np.random.Generator) -> Matrix:
+def good_heads(shape: LayerShape, rng: np.random.Generator) -> Matrix:
     """Attention matrices that meet every condition."""
     matrices = [with_spectrum(alike(shape.dim), rng) for _ in range(shape.heads)]
     return shape.scale * orthonormal(matrices)
 
 
 def good_projections(
-    shape: Shape, rng: np.random.Generator, sum_spectrum: Matrix | None = None
+    shape: LayerShape, rng: np.random.Generator, sum_spectrum: Matrix | None = None
 ) -> Matrix:
     """Projections with random differences and a sum of given singular values, or of equal ones."""
     heads, dim = shape.heads, shape.dim
@@ -92,7 +92,7 @@ def good_projections(
     return projections
 
 
-def layer_of(heads: Matrix, shape: Shape, rng: np.random.Generator) -> AttentionLayer:
+def layer_of(heads: Matrix, shape: LayerShape, rng: np.random.Generator) -> AttentionLayer:
     return AttentionLayer(heads, good_projections(shape, rng))
 
 
@@ -102,31 +102,31 @@ def turned(degrees: float, matrices: Matrix) -> Matrix:
     return np.concatenate([matrices[:-1], along * matrices[:1] + across * matrices[-1:]])
 
 
-def angle(step: float, shape: Shape, rng: np.random.Generator) -> AttentionLayer:
+def angle(step: float, shape: LayerShape, rng: np.random.Generator) -> AttentionLayer:
     return layer_of(turned(step, good_heads(shape, rng)), shape, rng)
 
 
-def norm_ratio(step: float, shape: Shape, rng: np.random.Generator) -> AttentionLayer:
+def norm_ratio(step: float, shape: LayerShape, rng: np.random.Generator) -> AttentionLayer:
     norms = np.geomspace(step**0.5, step**-0.5, shape.heads)
     return layer_of(good_heads(shape, rng) * norms[:, None, None], shape, rng)
 
 
-def effective_rank(step: float, shape: Shape, rng: np.random.Generator) -> AttentionLayer:
+def effective_rank(step: float, shape: LayerShape, rng: np.random.Generator) -> AttentionLayer:
     spectrum = step ** np.arange(shape.dim)
     heads = [shape.scale * with_spectrum(spectrum, rng) for _ in range(shape.heads)]
     return layer_of(np.stack(heads), shape, rng)
 
 
-def scale(step: float, shape: Shape, rng: np.random.Generator) -> AttentionLayer:
+def scale(step: float, shape: LayerShape, rng: np.random.Generator) -> AttentionLayer:
     return layer_of(good_heads(shape, rng) / shape.scale * step, shape, rng)
 
 
-def sum_conditioning(step: float, shape: Shape, rng: np.random.Generator) -> AttentionLayer:
+def sum_conditioning(step: float, shape: LayerShape, rng: np.random.Generator) -> AttentionLayer:
     spectrum = step ** np.linspace(0.0, 1.0, shape.dim)
     return AttentionLayer(good_heads(shape, rng), good_projections(shape, rng, spectrum))
 
 
-def projection_angle(step: float, shape: Shape, rng: np.random.Generator) -> AttentionLayer:
+def projection_angle(step: float, shape: LayerShape, rng: np.random.Generator) -> AttentionLayer:
     """Two projections on either side of an orthogonal matrix; their sum is a multiple of it."""
     heads, half = good_heads(shape, rng), np.deg2rad(step) / 2
     drawn = orthogonal(shape.dim, rng), rng.standard_normal((shape.dim, shape.dim))
@@ -135,17 +135,17 @@ def projection_angle(step: float, shape: Shape, rng: np.random.Generator) -> Att
     return AttentionLayer(heads, np.cos(half) * middle + np.sin(half) * sides * aside)
 
 
-def towards_mean(step: float, shape: Shape, rng: np.random.Generator) -> AttentionLayer:
+def towards_mean(step: float, shape: LayerShape, rng: np.random.Generator) -> AttentionLayer:
     heads = good_heads(shape, rng)
     heads[-1] = (1 - step) * heads[-1] + step * heads[:-1].mean(axis=0)
     return layer_of(heads, shape, rng)
 
 
-def good(_: float, shape: Shape, rng: np.random.Generator) -> AttentionLayer:
+def good(_: float, shape: LayerShape, rng: np.random.Generator) -> AttentionLayer:
     return layer_of(good_heads(shape, rng), shape, rng)
 
 
-def block_diagonal(step: float, shape: Shape, rng: np.random.Generator) -> AttentionLayer:
+def block_diagonal(step: float, shape: LayerShape, rng: np.random.Generator) -> AttentionLayer:
     """So many blocks; one is a full matrix, as many as dimensions are a diagonal one."""
     block = np.arange(shape.dim) * int(step) // shape.dim
     heads = rng.standard_normal((shape.heads, shape.dim, shape.dim))
@@ -154,54 +154,54 @@ def block_diagonal(step: float, shape: Shape, rng: np.random.Generator) -> Atten
     return layer_of(heads, shape, rng)
 
 
-def low_rank(step: float, shape: Shape, rng: np.random.Generator) -> AttentionLayer:
+def low_rank(step: float, shape: LayerShape, rng: np.random.Generator) -> AttentionLayer:
     drawn = AttentionLayer.random(shape.heads, shape.dim, shape.scale, rank=int(step), seed=rng)
     return layer_of(drawn.attention, shape, rng)
 
 
 FAMILIES = {
-    "distance": Family(
+    "distance": LayerFamily(
         angle,
         "degrees between heads",
         (90, 60, 45, 30, 20, 10, 5, 1),
         ("distance", "incoherence"),
     ),
-    "opposite": Family(
+    "opposite": LayerFamily(
         angle,
         "degrees between heads",
         (90, 120, 150, 165, 175, 180),
         ("hull distance", "incoherence"),
     ),
-    "norm-ratio": Family(
+    "norm-ratio": LayerFamily(
         norm_ratio, "ratio of norms", (1, 1.5, 2, 3, 5, 10, 30), ("norm ratio", "scale")
     ),
-    "effective-rank": Family(
+    "effective-rank": LayerFamily(
         effective_rank,
         "decay of singular values",
         (1, 0.8, 0.6, 0.4, 0.2, 0.1, 0),
         ("effective rank", "singular gap"),
     ),
-    "small-scale": Family(scale, "norm of heads", (3, 2, 1.5, 1, 0.5), ("scale",)),
-    "large-scale": Family(scale, "norm of heads", (3, 6, 10, 30), ("largest scale",)),
-    "sum-conditioning": Family(
+    "small-scale": LayerFamily(scale, "norm of heads", (3, 2, 1.5, 1, 0.5), ("scale",)),
+    "large-scale": LayerFamily(scale, "norm of heads", (3, 6, 10, 30), ("largest scale",)),
+    "sum-conditioning": LayerFamily(
         sum_conditioning,
         "least singular value",
         (1, 0.1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-9, 0),
         ("sum conditioning",),
     ),
-    "projection-independence": Family(
+    "projection-independence": LayerFamily(
         projection_angle,
         "degrees between projections",
         (90, 60, 30, 10, 3, 1, 0),
         ("projection independence",),
     ),
-    "opposite-projections": Family(
+    "opposite-projections": LayerFamily(
         projection_angle,
         "degrees between projections",
         (90, 120, 150, 165, 175, 180),
         ("sum size", "projection independence"),
     ),
-    "attention-independence": Family(
+    "attention-independence": LayerFamily(
         towards_mean,
         "third head towards the mean",
         (0, 0.25, 0.5, 0.75, 0.9, 1),
@@ -210,15 +210,15 @@ FAMILIES = {
         fewer_tokens=1,  # three heads agree on three tokens too seldom,
         more_dimensions=2,  # and in eight dimensions their scores are too few
     ),
-    "noise": Family(good, "noise over signal", (1e-4, 1e-3, 1e-2, 1e-1), noisy=True),
+    "noise": LayerFamily(good, "noise over signal", (1e-4, 1e-3, 1e-2, 1e-1), noisy=True),
 }
 
 
 def instance(
-    family: Family, step: float, dim: int, tokens: int, scale: float, examples: int, seed: int
+    family: LayerFamily, step: float, dim: int, tokens: int, scale: float, examples: int, seed: int
 ) -> tuple[AttentionLayer, Matrix, Matrix]:
     """The layer of a step, with Boolean inputs and outputs; all steps of a seed start alike."""
-    shape = Shape(family.heads, dim + family.more_dimensions, scale)
+    shape = LayerShape(family.heads, dim + family.more_dimensions, scale)
     layer = family.build(step, shape, generator(seed, "layer"))
     tokens -= family.fewer_tokens
     X = inputs.boolean(examples, tokens, shape.dim, generator(seed, "inputs"))

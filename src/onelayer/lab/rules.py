@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onelayer.lab.claim import CannotJudge, Check, Result, Results
+from onelayer.lab.claim import Check, Result, Results, Undecided
 from onelayer.lab.recovery_setup import CLAIMED
 
 
@@ -14,7 +14,7 @@ def at_least_two(results: Results, parameter: str) -> list[int]:
     """The values of a parameter in ascending order; no verdict if there is only one."""
     values = sorted(results.of(parameter))
     if len(values) < 2:
-        raise CannotJudge(f"{parameter} has one value, {values[0]}: nothing to compare it with")
+        raise Undecided(f"{parameter} has one value, {values[0]}: nothing to compare it with")
     return values
 
 
@@ -22,7 +22,7 @@ def require(results: Results, parameter: str, values: Sequence[object]) -> None:
     """No verdict where one of these values of a parameter was not measured."""
     missing = [str(value) for value in values if value not in results.of(parameter)]
     if missing:
-        raise CannotJudge(f"the rule needs {parameter} = {', '.join(missing)}, not measured here")
+        raise Undecided(f"the rule needs {parameter} = {', '.join(missing)}, not measured here")
 
 
 def no_wrong_claims(results: Results) -> Check:

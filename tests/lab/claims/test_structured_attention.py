@@ -98,7 +98,7 @@ def test_unknown_structures_are_refused():
     [("full", 36, 6), ("2 blocks", 18, 6), ("diagonal", 6, 6), ("rank 2", 36, 2)],
 )
 def test_layers_have_the_structure_that_is_named(structure, entries, rank):
-    shape = layer_families.Shape(2, 6, 3.0)
+    shape = layer_families.LayerShape(2, 6, 3.0)
     layer = structured_attention._layer(structure, shape, generator(0, "layer"))
     assert [int(np.sum(head != 0)) for head in layer.attention] == [entries] * 2
     assert set(np.linalg.matrix_rank(layer.attention)) == {rank}
@@ -120,7 +120,7 @@ def test_the_examples_needed_are_the_fewest_before_a_failure(monkeypatch):
     assert 10 <= told["needed"] < 24
     assert told["failed"] == pytest.approx(told["needed"] / 2**0.25, abs=1)
 
-    layer = layer_families.low_rank(1, layer_families.Shape(2, 4, 3.0), generator(0, "layer"))
+    layer = layer_families.low_rank(1, layer_families.LayerShape(2, 4, 3.0), generator(0, "layer"))
     X = inputs.boolean(24, 3, 4, generator(0, "inputs"))
     for count, exact in ((told["needed"], True), (told["failed"], False)):
         how = {"method": "refine", "rank": 1, "seed": generator(0, "search")}

@@ -1,8 +1,9 @@
-"""One file a claim, with `CLAIM` in it: what is predicted, how it is measured, when it holds."""
+"""One file a claim, with `CLAIM` in it: its prediction, how it is measured, and when it holds."""
 
 from __future__ import annotations
 
 import pkgutil
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 
@@ -11,15 +12,17 @@ from onelayer.lab.claim import Claim
 
 @cache
 def known() -> dict[str, Claim]:
-    """All claims by name, those of the first paper first."""
-    names = [info.name for info in pkgutil.iter_modules(__path__)]
-    claims = [import_module(f"{__name__}.{name}").CLAIM for name in names]
+    """All claims by the name of their file, those of the first paper first."""
+    claims = [
+        replace(import_module(f"{__name__}.{file.name}").CLAIM, name=file.name.replace("_", "-"))
+        for file in pkgutil.iter_modules(__path__)
+    ]
     claims.sort(key=lambda claim: (claim.source, claim.name))
     return {claim.name: claim for claim in claims}
 
 
 def named(names: list[str]) -> list[Claim]:
-    """The claims with these names, all of them if there are none."""
+    """The claims with these names, or all of them if `names` is empty."""
     claims = known()
     for name in names:
         if name not in claims:

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from onelayer.lab import figures, learning_setup, rules
-from onelayer.lab.claim import (
-    FIRST_PAPER,
-    Check,
-    Claim,
-    Measured,
-    Result,
-    Results,
-    by_size,
-)
+from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Result, Results, by_size
 from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import learning_curve, make_model
 from onelayer.theory import targets
@@ -98,7 +90,6 @@ def draw(results: Results, figure: Figure) -> None:
 
 
 CLAIM = Claim(
-    name="bias",
     title="A bias towards keys like the query helps where keys count by their likeness",
     source=FIRST_PAPER,
     prediction=(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from onelayer.lab import figures, rules
-from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, by_size
+from onelayer.lab.claim import FIRST_PAPER, Check, Conjecture, Measured, Results, by_size
 from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.lab.seeds import generator
@@ -127,13 +127,12 @@ def _relative(results: Results) -> dict[tuple[str, str], float]:
 
 
 def draw(results: Results, figure: Figure) -> None:
-    panels = figure.subplots(1, 2, sharey=True)
-    sizes, power = results.of("examples"), results.of("power")[0]
-    titles = (f"plain target, $f_{{2,{power}}}$", f"rotated target, $f_{{3,{power}}}$")
-    for axes, target, title in zip(panels, TARGETS, titles, strict=True):
-        figures.curves(axes, results, "examples", target, by="bias")
-        figures.log_ticks(axes, sizes)
-        axes.set(yscale="log", xlabel="examples $n$", title=title)
+    power = results.of("power")[0]
+    shown = {
+        f"plain target, $f_{{2,{power}}}$": (results, "plain"),
+        f"rotated target, $f_{{3,{power}}}$": (results, "rotated"),
+    }
+    panels = figures.panels(figure, shown, "examples", by="bias", sharey=True)
     if match := results.where(bias="identity"):
         errors = match.medians("plain", by="examples")
         label = "rotation, predicted from the identity on the plain target"
@@ -142,8 +141,7 @@ def draw(results: Results, figure: Figure) -> None:
     figures.legend_below(figure, panels[1], ncols=4)
 
 
-CLAIM = Claim(
-    name="bias-structure",
+CLAIM = Conjecture(
     title="The bias that helps is the one that weighs keys as the target does",
     source=FIRST_PAPER,
     prediction=(
@@ -168,5 +166,4 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    kind="conjecture",
 )

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from onelayer.lab import condition_margins, figures
-from onelayer.lab.claim import SECOND_PAPER, Check, Claim, Measured, Results, by_size
+from onelayer.lab.claim import SECOND_PAPER, Check, Conjecture, Measured, Results, by_size
 from onelayer.lab.figures import Figure
 from onelayer.lab.seeds import generator
 from onelayer.recovery.conditions import survey_conditions
@@ -102,8 +102,7 @@ def draw(results: Results, figure: Figure) -> None:
     right.legend(title="heads x dim (x rank)")
 
 
-CLAIM = Claim(
-    name="conditions-random",
+CLAIM = Conjecture(
     title="Random layers are not degenerate",
     source=SECOND_PAPER,
     prediction=(
@@ -122,5 +121,4 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    kind="conjecture",
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from onelayer.io.pretrained import packaged
 from onelayer.lab import claim, condition_margins
-from onelayer.lab.claim import SECOND_PAPER, CannotJudge, Check, Claim, Measured, Results
+from onelayer.lab.claim import SECOND_PAPER, Check, Conjecture, Measured, Results, Undecided
 from onelayer.lab.figures import Figure
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
@@ -49,7 +49,7 @@ def _standing(layer: AttentionLayer) -> dict[str, Any]:
 def judge(results: Results) -> list[Check]:
     real, drawn = (results.where(source=source) for source in (PRETRAINED, RANDOM))
     if not len(real):
-        raise CannotJudge("there are no pretrained layers among the results")
+        raise Undecided("there are no pretrained layers among the results")
     biases = real.numbers("key bias")
     biased = int(np.sum(biases > NO_BIAS))
     return [
@@ -87,8 +87,7 @@ def draw(results: Results, figure: Figure) -> None:
     axes.legend()
 
 
-CLAIM = Claim(
-    name="conditions-real",
+CLAIM = Conjecture(
     title="Layers of a pretrained transformer meet the conditions",
     source=SECOND_PAPER,
     prediction=(
@@ -107,5 +106,4 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    kind="conjecture",
 )

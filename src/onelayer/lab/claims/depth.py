@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from onelayer.array.backend import Array
 from onelayer.lab import figures, rules
-from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, by_size
+from onelayer.lab.claim import FIRST_PAPER, Check, Conjecture, Measured, Results, by_size
 from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.theory import targets
@@ -131,8 +131,7 @@ def draw(results: Results, figure: Figure) -> None:
     figures.legend_below(figure, panels[0], ncols=4)
 
 
-CLAIM = Claim(
-    name="depth",
+CLAIM = Conjecture(
     title="More layers of frozen random heads learn functions of three tokens",
     source=FIRST_PAPER,
     prediction=(
@@ -152,5 +151,4 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    kind="conjecture",
 )

@@ -5,15 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onelayer.lab import figures, rules
-from onelayer.lab.claim import (
-    FIRST_PAPER,
-    CannotJudge,
-    Check,
-    Claim,
-    Measured,
-    Results,
-    by_size,
-)
+from onelayer.lab.claim import FIRST_PAPER, Check, Conjecture, Measured, Results, Undecided, by_size
 from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.theory import targets
@@ -54,7 +46,7 @@ def judge(results: Results) -> list[Check]:
     heads = np.array(rules.at_least_two(results, "heads"))
     ratios = heads * (results.of("dim")[0] + 1) / results.of("examples")[0]
     if not ratios[0] < 1 < ratios[-1]:
-        raise CannotJudge("the parameters of all heads are fewer or more than the examples")
+        raise Undecided("the parameters of all heads are fewer or more than the examples")
     free, chosen = (
         [results.where(penalty=penalty, heads=m).median("error") for m in heads]
         for penalty in PENALTIES
@@ -98,12 +90,10 @@ def draw(results: Results, figure: Figure) -> None:
     threshold = results.of("examples")[0] / (results.of("dim")[0] + 1)
     figures.predicted(axes, [threshold] * 2, list(axes.get_ylim()), "$M(d+1) = n$")
     figures.log_ticks(axes, results.of("heads"), most=12)
-    axes.set(xlabel="heads $M$", ylabel="test error / variance")
-    axes.legend()
+    figures.label(axes, xlabel="heads $M$", ylabel="test error / variance")
 
 
-CLAIM = Claim(
-    name="double-descent",
+CLAIM = Conjecture(
     title="Too many heads do no harm: the error peaks at as many parameters as examples",
     source=FIRST_PAPER,
     prediction=(
@@ -125,5 +115,4 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    kind="conjecture",
 )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onelayer.lab import figures, learning_setup, rules
-from onelayer.lab.claim import FIRST_PAPER, CannotJudge, Check, Claim, Measured, Results, by_size
+from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, Undecided, by_size
 from onelayer.lab.figures import Axes, Figure
 from onelayer.theory import bounds, targets
 
@@ -53,7 +53,7 @@ def judge(results: Results) -> list[Check]:
     rates = {name: list(_rates(results, name)) for name in TARGETS}
     growths = {name: list(_growths(results, name)) for name in TARGETS}
     if not any(rates.values()) or not any(growths.values()):
-        raise CannotJudge(f"the largest size is too small for an error of {ERROR}")
+        raise Undecided(f"the largest size is too small for an error of {ERROR}")
     return [
         *(_fast_enough(name, found) for name, found in rates.items() if found),
         _no_faster([found for found in growths.values() if found]),
@@ -203,7 +203,6 @@ def _draw_sizes(axes: Axes, results: Results) -> None:
 
 
 CLAIM = Claim(
-    name="excess-risk",
     title="The excess risk falls and grows as its bound says",
     source=FIRST_PAPER,
     prediction=(

@@ -10,7 +10,7 @@ import numpy as np
 
 from onelayer import inputs
 from onelayer.lab import figures
-from onelayer.lab.claim import SECOND_PAPER, CannotJudge, Check, Claim, Measured, Results, by_size
+from onelayer.lab.claim import SECOND_PAPER, Check, Claim, Measured, Results, Undecided, by_size
 from onelayer.lab.figures import Axes, Figure
 from onelayer.lab.recovery_setup import NEAR, SCALE, Array, fewest_examples, worst_head
 from onelayer.lab.seeds import generator
@@ -84,7 +84,7 @@ def output_error(estimate: AttentionLayer, truth: AttentionLayer, X: Array) -> f
 
 def judge(results: Results) -> list[Check]:
     if len(results.of("heads")) < 2 or set(results.of("layer")) != set(NAMES):
-        raise CannotJudge("parities of two numbers of bits are compared with random layers")
+        raise Undecided("parities of two numbers of bits are compared with random layers")
     random = {tokens: least_times(part, "random") for tokens, part in results.by("tokens")}
     factors = {tokens: factor_by_heads(part) for tokens, part in results.by("tokens")}
     ends = [(factor[min(factor)], factor[max(factor)]) for factor in factors.values()]
@@ -129,7 +129,7 @@ def factor_by_heads(results: Results) -> dict[int, float]:
     factors = {heads: hard[heads] / easy[heads] for heads in hard}
     most = max(factors)
     if hard[most] > largest and factors[most] < HARDER:
-        raise CannotJudge(f"parities are not learned from {largest} times the count: try more")
+        raise Undecided(f"parities are not learned from {largest} times the count: try more")
     return factors
 
 
@@ -184,7 +184,6 @@ def draw_not_learned(axes: Axes, results: Results) -> None:
 
 
 CLAIM = Claim(
-    name="hard-instances",
     title="Parities resist recovery where random layers of their shape do not",
     source=SECOND_PAPER,
     prediction=(

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from onelayer.lab import figures, recovery_setup
-from onelayer.lab.claim import SECOND_PAPER, CannotJudge, Check, Claim, Measured, Results, by_size
+from onelayer.lab.claim import SECOND_PAPER, Check, Claim, Measured, Results, Undecided, by_size
 from onelayer.lab.figures import Axes, Figure
 from onelayer.lab.grids import grid_by_method
 from onelayer.lab.recovery_setup import NEAR, Method, fewest_examples, worst_head
@@ -49,9 +49,9 @@ def measure(method: Method, heads: int, dim: int, tokens: int, largest: int, see
 def judge(results: Results) -> list[Check]:
     sculpt = medians(results.where(method="sculpt"), "examples")
     if len(sculpt) < 2:
-        raise CannotJudge("growth takes two numbers of heads at least")
+        raise Undecided("growth takes two numbers of heads at least")
     if not math.isfinite(max(sculpt.values())):
-        raise CannotJudge("the six phases did not succeed with the largest number of examples")
+        raise Undecided("the six phases did not succeed with the largest number of examples")
     growth = [(b / a) ** (1 / (m - h)) for (h, a), (m, b) in pairwise(sculpt.items())]
     exponent = fitted_exponent(sculpt)
     refine = results.where(method="refine")
@@ -112,7 +112,6 @@ def draw_growth(sculpt: Results, axes: Axes) -> None:
 
 
 CLAIM = Claim(
-    name="heads",
     title="Each head multiplies what the provable learner needs, not what Gauss-Newton needs",
     source=SECOND_PAPER,
     prediction=(

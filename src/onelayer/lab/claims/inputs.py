@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from onelayer.lab import figures, recovery_setup, rules
-from onelayer.lab.claim import SECOND_PAPER, CannotJudge, Check, Claim, Measured, Results, by_size
+from onelayer.lab.claim import (
+    SECOND_PAPER,
+    Check,
+    Conjecture,
+    Measured,
+    Results,
+    Undecided,
+    by_size,
+)
 from onelayer.lab.figures import Figure
 from onelayer.lab.grids import grid_by_method
 from onelayer.lab.recovery_setup import CLAIMED, EXACT, NEAR, Method
@@ -44,7 +52,7 @@ def judge(results: Results) -> list[Check]:
     sculpt = errors["sculpt"]
     others = {kind: error for kind, error in sculpt.items() if kind != "boolean"}
     if "boolean" not in sculpt or not others:
-        raise CannotJudge("inputs of another kind are compared with boolean ones, both are needed")
+        raise Undecided("inputs of another kind are compared with boolean ones, both are needed")
     return [
         *(_found(method, by_kind) for method, by_kind in errors.items()),
         Check(
@@ -81,8 +89,7 @@ def draw(results: Results, figure: Figure) -> None:
     both[0].legend()
 
 
-CLAIM = Claim(
-    name="inputs",
+CLAIM = Conjecture(
     title="Recovery carries over from Boolean to Gaussian and sphere inputs",
     source=SECOND_PAPER,
     prediction=(
@@ -102,5 +109,4 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    kind="conjecture",
 )

@@ -70,20 +70,18 @@ def _converges(results: Results, model: str, name: str) -> Check:
 
 
 def draw(results: Results, figure: Figure) -> None:
-    panels = figure.subplots(1, len(DISTANCES), sharey=True)
+    shown = {title: (results, name) for name, title in DISTANCES.items()}
+    panels = figures.panels(figure, shown, "heads", by="model", label=str.upper, sharey=True)
     heads = results.of("heads")
-    for axes, (name, title) in zip(panels, DISTANCES.items(), strict=True):
-        figures.curves(axes, results, "heads", name, by="model", label=str.upper)
+    for axes, name in zip(panels, DISTANCES, strict=True):
         first = results.where(heads=heads[0]).median(name)
         line = [first * (count / heads[0]) ** RATE for count in heads]
         figures.predicted(axes, heads, line, "predicted: $M^{-1/2}$")
-        axes.set(xscale="log", yscale="log", xlabel="heads $M$", title=title)
     panels[0].set_ylabel("relative distance to the limit")
     panels[0].legend()
 
 
 CLAIM = Claim(
-    name="kernel-limit",
     title="With many heads random-feature attention is a kernel method",
     source=FIRST_PAPER,
     prediction=(

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from onelayer.lab import figures, learning_setup, rules
-from onelayer.lab.claim import FIRST_PAPER, CannotJudge, Check, Claim, Measured, Results, by_size
+from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, Undecided, by_size
 from onelayer.lab.figures import Figure
 from onelayer.lab.grids import grid_by_model
 from onelayer.theory import bounds
@@ -45,7 +45,7 @@ def _needed(results: Results, target: str) -> dict[int, float]:
     """The examples needed by the number of keys, ascending."""
     found = results.medians(target, by="keys")
     if min(found.values()) == np.inf:
-        raise CannotJudge(f"{results.of('examples')[0]} examples are too few for {target}")
+        raise Undecided(f"{results.of('examples')[0]} examples are too few for {target}")
     return dict(sorted(found.items()))
 
 
@@ -100,7 +100,6 @@ def draw(results: Results, figure: Figure) -> None:
 
 
 CLAIM = Claim(
-    name="keys",
     title="Attention needs as many examples for many keys as for few",
     source=FIRST_PAPER,
     prediction=(

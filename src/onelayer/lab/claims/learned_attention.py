@@ -8,7 +8,7 @@ import numpy as np
 
 from onelayer import inputs
 from onelayer.lab import figures, gradient_descent, rules
-from onelayer.lab.claim import FIRST_PAPER, CannotJudge, Check, Claim, Measured, Results, by_size
+from onelayer.lab.claim import FIRST_PAPER, Check, Conjecture, Measured, Results, Undecided, by_size
 from onelayer.lab.figures import Figure
 from onelayer.lab.gradient_descent import Numbers
 from onelayer.lab.learning_setup import TEST_EXAMPLES, make_model
@@ -94,7 +94,7 @@ def judge(results: Results) -> list[Check]:
     sizes = rules.at_least_two(results, "examples")
     enough = [n for n in sizes if equations_per_unknown(results, n) >= ENOUGH]
     if not enough:
-        raise CannotJudge(f"no number of examples has {ENOUGH:g} equations per unknown")
+        raise Undecided(f"no number of examples has {ENOUGH:g} equations per unknown")
     sharp, flat = ({m: _errors(results, m, s) for m in METHODS} for s in (SHARP, FLAT))
     refined = max(errors["refine"][n] for errors in (sharp, flat) for n in enough)
     rough = sharp["random features"][enough[0]]
@@ -134,22 +134,20 @@ def _errors(results: Results, method: str, sharpness: float) -> dict[int, float]
 
 
 def draw(results: Results, figure: Figure) -> None:
-    panels = figure.subplots(1, len(results.of("sharpness")), sharey=True, squeeze=False)[0]
-    sizes = results.of("examples")
+    shown = {
+        f"scores of standard deviation {sharpness:g}": (part, "error")
+        for sharpness, part in results.by("sharpness")
+    }
+    panels = figures.panels(figure, shown, "examples", by="method", sharey=True)
     enough = ENOUGH / equations_per_unknown(results, 1)
-    corners = [enough, enough, max(max(sizes), enough)]
-    for axes, (sharpness, part) in zip(panels, results.by("sharpness"), strict=True):
-        figures.curves(axes, part, "examples", "error", by="method")
-        axes.set_yscale("log")
+    corners = [enough, enough, max(*results.of("examples"), enough)]
+    for axes in panels:
         figures.predicted(axes, corners, [1, EXACT, EXACT], "predicted bound on refine")
-        figures.log_ticks(axes, sizes)
-        axes.set(xlabel="examples $n$", title=f"scores of standard deviation {sharpness:g}")
     panels[0].set_ylabel("test error / variance")
     figures.legend_below(figure, panels[0], ncols=4)
 
 
-CLAIM = Claim(
-    name="learned-attention",
+CLAIM = Conjecture(
     title="Learned attention is exact where random features are still far off",
     source=FIRST_PAPER,
     prediction=(
@@ -172,5 +170,4 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    kind="conjecture",
 )

@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from onelayer.lab import figures, recovery_setup, rules
-from onelayer.lab.claim import SECOND_PAPER, CannotJudge, Check, Claim, Measured, Results, by_size
+from onelayer.lab.claim import (
+    SECOND_PAPER,
+    Check,
+    Conjecture,
+    Measured,
+    Results,
+    Undecided,
+    by_size,
+)
 from onelayer.lab.figures import Axes, Figure
 from onelayer.lab.grids import grid_by_method
 from onelayer.lab.recovery_setup import CLAIMED, NEAR, Method
@@ -47,7 +55,7 @@ def measure(
 def judge(results: Results) -> list[Check]:
     refine, sculpt = results.where(method="refine"), results.where(method="sculpt")
     if len(refine.of("noise")) < 2 or len(refine.of("examples")) < 2:
-        raise CannotJudge("exponents take two levels of noise and two numbers of examples at least")
+        raise Undecided("exponents take two levels of noise and two numbers of examples at least")
     in_noise = [exponent(part, "noise") for _, part in refine.by("examples")]
     in_examples = [exponent(part, "examples") for _, part in refine.by("noise")]
     floor = Reason.NOISE_FLOOR.name.lower()
@@ -55,7 +63,7 @@ def judge(results: Results) -> list[Check]:
     errors = sculpt.medians("error", by="noise")
     low = {noise: error for noise, error in errors.items() if noise <= SURVIVED}
     if not low:
-        raise CannotJudge(f"the six phases were not tried with noise of {SURVIVED:g} or less")
+        raise Undecided(f"the six phases were not tried with noise of {SURVIVED:g} or less")
     return [
         exponent_check("the noise", IN_NOISE, in_noise),
         exponent_check("the examples", IN_EXAMPLES, in_examples),
@@ -113,8 +121,7 @@ def draw_power(axes: Axes, results: Results, x: str, power: float) -> None:
     figures.predicted(axes, list(at), list(first * (at / at[0]) ** power))
 
 
-CLAIM = Claim(
-    name="noise",
+CLAIM = Conjecture(
     title="Heads are off in proportion to the noise, and less with more examples",
     source=SECOND_PAPER,
     prediction=(
@@ -136,5 +143,4 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    kind="conjecture",
 )

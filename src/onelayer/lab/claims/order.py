@@ -55,20 +55,16 @@ def judge(results: Results) -> list[Check]:
 
 
 def draw(results: Results, figure: Figure) -> None:
-    panels = figure.subplots(1, len(ORDERED), sharex=True, sharey=True)
-    sizes = results.of("examples")
+    shown = {target: (results, target) for target in ORDERED}
+    panels = figures.panels(figure, shown, "examples", "model", str.upper, sharex=True, sharey=True)
     for axes, target in zip(panels, ORDERED, strict=True):
-        figures.curves(axes, results, "examples", target, by="model", label=str.upper)
         floor = order_targets.floor(target, results.of("dim")[0], results.of("keys")[0])
-        figures.level(axes, sizes, floor, "blind to order, exact")
-        figures.log_ticks(axes, sizes)
-        axes.set(yscale="log", xlabel="examples $n$", title=target)
+        figures.level(axes, results.of("examples"), floor, "blind to order, exact")
     panels[0].set_ylabel("test error / variance")
     figures.legend_below(figure, panels[0])
 
 
 CLAIM = Claim(
-    name="order",
     title="Attention without positions learns what does not depend on order, and no more",
     source=FIRST_PAPER,
     prediction=(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onelayer.lab import figures, order_targets, rules
-from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, by_size
+from onelayer.lab.claim import FIRST_PAPER, Check, Conjecture, Measured, Results, by_size
 from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.theory import targets
@@ -79,21 +79,17 @@ def _seen(results: Results, target: str) -> list[Check]:
 
 
 def draw(results: Results, figure: Figure) -> None:
-    panels = figure.subplots(1, 3, sharex=True)
-    sizes = results.of("examples")
-    for axes, target in zip(panels, (*ORDERED, BLIND), strict=True):
-        figures.curves(axes, results, "examples", target, by="positions")
-        if target in ORDERED:
-            figures.level(axes, sizes, _floor(results, target), "blind to order")
-        figures.log_ticks(axes, sizes)
-        axes.set(xlabel="examples $n$", title=target)
-    panels[-1].set(yscale="log", title=f"{BLIND}, $f_{{1,1}}$")
+    shown = {target: (results, target) for target in ORDERED}
+    shown[f"{BLIND}, $f_{{1,1}}$"] = results, BLIND
+    panels = figures.panels(figure, shown, "examples", by="positions", sharex=True)
+    for axes, target in zip(panels, ORDERED, strict=False):
+        figures.level(axes, results.of("examples"), _floor(results, target), "blind to order")
+        axes.set_yscale("linear")
     panels[0].set_ylabel("test error / variance")
     figures.legend_below(figure, panels[0])
 
 
-CLAIM = Claim(
-    name="positions",
+CLAIM = Conjecture(
     title="Positional encodings make attention see the order of its keys",
     source=FIRST_PAPER,
     prediction=(
@@ -115,5 +111,4 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    kind="conjecture",
 )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onelayer.lab import figures, learning_setup, rules
-from onelayer.lab.claim import FIRST_PAPER, CannotJudge, Check, Claim, Measured, Results, by_size
+from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, Undecided, by_size
 from onelayer.lab.figures import Figure
 from onelayer.lab.grids import grid_by_model
 from onelayer.theory import bounds
@@ -52,7 +52,7 @@ def judge(results: Results) -> list[Check]:
     rules.require(results, "model", ["rfa", "rfmlp"])
     checks = [check for degree in DEGREES for check in _checks(results, degree)]
     if not checks:
-        raise CannotJudge(f"the largest sizes are too small for an error of {ERROR}")
+        raise Undecided(f"the largest sizes are too small for an error of {ERROR}")
     return checks
 
 
@@ -104,7 +104,6 @@ def draw(results: Results, figure: Figure) -> None:
 
 
 CLAIM = Claim(
-    name="sample-size",
     title="A network on all tokens needs ((N+2)/4)^p times the examples of attention",
     source=FIRST_PAPER,
     prediction=(

@@ -7,15 +7,7 @@ import math
 import numpy as np
 
 from onelayer.lab import figures, recovery_setup
-from onelayer.lab.claim import (
-    SECOND_PAPER,
-    Check,
-    Claim,
-    Measured,
-    Result,
-    Results,
-    by_size,
-)
+from onelayer.lab.claim import SECOND_PAPER, Check, Claim, Measured, Result, Results, by_size
 from onelayer.lab.figures import Figure, SubFigure
 from onelayer.lab.phase_reports import PhaseReport, phase_reports
 from onelayer.lab.recovery_setup import EXACT, NEAR, worst_head
@@ -24,7 +16,7 @@ from onelayer.layer import AttentionLayer
 from onelayer.recovery.api import recover
 
 GAIN = 10.0  # phase 3 must make the sum of the projections better by this factor
-STRAYING = 3.0  # a true error may be so many times what the phase measured itself
+STRAYING = 3.0  # at most, of a true error over the one that the phase measured itself
 ESTIMATED = {1: "sum", 2: "hull", 3: "sum", 4: "hull", 5: "hull", 6: "heads"}
 SETTINGS = by_size(
     shape=(
@@ -75,30 +67,17 @@ def side_by_side(layer: AttentionLayer, estimate: AttentionLayer) -> Measured:
 
 
 def judge(results: Results) -> list[Check]:
-    gains, hulls, heads = [], [], []
-    for shape, part in results.by("shape"):
-        error = {n: part.median(f"true_{n}") for n in ESTIMATED}
-        gains.append((shape, error[1], error[3]))
-        hulls.append((shape, error[5]))
-        heads.append((shape, error[6]))
+    rough, fine, hull, heads = (results.medians(f"true_{n}", by="shape") for n in (1, 3, 5, 6))
     straying = max(stray(results, 3), stray(results, 5))
     polished = float(results.numbers("polished").max())
     return [
         Check(
             f"phase 3 makes the sum of projections better by a factor of at least {GAIN:g}",
-            "; ".join(f"{s}: {percent(before)} to {percent(after)}" for s, before, after in gains),
-            all(after <= before / GAIN for _, before, after in gains),
+            "; ".join(f"{s}: {percent(rough[s])} to {percent(fine[s])}" for s in rough),
+            all(fine[shape] <= rough[shape] / GAIN for shape in rough),
         ),
-        Check(
-            f"after phase 5 every head is within {NEAR:.0%} of the hull",
-            "; ".join(f"{shape}: {percent(error)}" for shape, error in hulls),
-            all(error <= NEAR for _, error in hulls),
-        ),
-        Check(
-            f"after phase 6 every head is within {NEAR:.0%}",
-            "; ".join(f"{shape}: {percent(error)}" for shape, error in heads),
-            all(error <= NEAR for _, error in heads),
-        ),
+        near(f"after phase 5 every head is within {NEAR:.0%} of the hull", hull),
+        near(f"after phase 6 every head is within {NEAR:.0%}", heads),
         Check(
             f"errors are at most {STRAYING:g} times what phases 3 and 5 measured themselves",
             f"at most {straying:.2g} times",
@@ -110,6 +89,12 @@ def judge(results: Results) -> list[Check]:
             polished <= EXACT,
         ),
     ]
+
+
+def near(statement: str, errors: dict[str, float]) -> Check:
+    """Check the error of every shape."""
+    listed = "; ".join(f"{shape}: {percent(error)}" for shape, error in errors.items())
+    return Check(statement, listed, max(errors.values()) <= NEAR)
 
 
 def stray(results: Results, phase: int) -> float:
@@ -135,14 +120,13 @@ def draw_trace(results: Results, figure: SubFigure) -> None:
     for number, (shape, part) in enumerate(results.by("shape")):
         traced = by_phase(part)
         figures.curve(axes, traced, "phase", "true", label_of(shape), number)
-        at = {phase: cells.median("own") for phase, cells in traced.by("phase")}
+        at = traced.medians("own", by="phase")
         own = {phase: error for phase, error in at.items() if math.isfinite(error)}
         colour, _ = figures.style(number)
         axes.plot(list(own), list(own.values()), ":", color=colour, linewidth=1)
     axes.plot([], [], ":", color="black", linewidth=1, label="measured by the phase")
     figures.predicted(axes, [5, 6], [NEAR, NEAR], "asked for")
-    names = [f"{number}\n{name}" for number, name in ESTIMATED.items()]
-    axes.set_xticks(list(ESTIMATED), names)
+    axes.set_xticks(list(ESTIMATED), [f"{number}\n{name}" for number, name in ESTIMATED.items()])
     polished = float(results.numbers("polished").max())
     axes.set(yscale="log", xlabel=f"phase (polished: {polished:.0e})", ylabel="relative error")
     figure.legend(loc="outside upper center")
@@ -150,16 +134,15 @@ def draw_trace(results: Results, figure: SubFigure) -> None:
 
 def by_phase(results: Results) -> Results:
     """A cell for every phase of every cell."""
-    return Results(
-        tuple(
-            Result(
-                {**cell.parameters, "phase": n},
-                {"true": cell[f"true_{n}"], "own": cell[f"measured_{n}"]},
-            )
-            for cell in results
-            for n in ESTIMATED
+    phases = [
+        Result(
+            {**cell.parameters, "phase": n},
+            {"true": cell[f"true_{n}"], "own": cell[f"measured_{n}"]},
         )
-    )
+        for cell in results
+        for n in ESTIMATED
+    ]
+    return Results(tuple(phases))
 
 
 def label_of(shape: str) -> str:
@@ -179,14 +162,13 @@ def draw_heads(results: Results, figure: SubFigure) -> None:
 
 
 CLAIM = Claim(
-    name="six-phases",
     title="Six phases find every head to a few per cent, and polishing makes them exact",
     source=SECOND_PAPER,
     prediction=(
-        "Correlations give the sum of the projections roughly (phase 1); the body sculpted with it "
-        "(2) shows rows with large margins, from which the sum comes out far better (3), and with "
-        "it a body (4) whose hull (5) has all heads in it, so that regression over candidates (6) "
-        "finds them. Gauss-Newton steps from there are exact. Boolean inputs, random layers."
+        "Correlations give a rough sum of the projections (phase 1). The polytope sculpted with it "
+        "(2) shows rows with large margins, which give a far better sum (3) and with it a polytope "
+        "(4) whose hull (5) contains all heads, so that regression over candidates (6) finds them. "
+        "Gauss-Newton steps from there are exact. Boolean inputs, random layers."
     ),
     rule=(
         "Medians over seeds, for every shape: phase 3 makes the error of the sum of projections "

@@ -9,19 +9,11 @@ from typing import Any
 import numpy as np
 
 from onelayer.inputs import boolean, gaussian
-from onelayer.lab import figures, layer_families, recovery_setup
-from onelayer.lab.claim import (
-    SECOND_PAPER,
-    CannotJudge,
-    Check,
-    Claim,
-    Measured,
-    Parameters,
-    Results,
-    by_size,
-    grid,
-)
+from onelayer.lab import claim, figures, layer_families
+from onelayer.lab.claim import SECOND_PAPER, Check, Conjecture, Measured, Results, Undecided
 from onelayer.lab.figures import Axes, Figure
+from onelayer.lab.layer_families import LayerShape
+from onelayer.lab.recovery_setup import worst_head
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.api import recover
@@ -29,14 +21,14 @@ from onelayer.recovery.api import recover
 FOUND = {"sculpt": 0.05, "refine": 1e-6, "refine with rank": 1e-6}  # error of the worst head
 WRONG = {"sculpt": 0.1, "refine": 1e-3, "refine with rank": 1e-3}  # if it is called converged
 FACTOR = {"sculpt": 2.0, "refine": 2**0.25, "refine with rank": 2**0.25}  # from one try to the next
-# How many times as many examples structure may cost those who do not know of it.
-DEARER = {"sculpt": 4.0, "refine": 2**0.5}
+# At most, of the examples of structured over those of full matrices, where structure is not known.
+COST = {"sculpt": 4.0, "refine": 2**0.5}
 INPUTS = {"boolean": boolean, "gaussian": gaussian}
 # The same for all searches: where examples are few, the search and not they may be the limit.
 SEARCH = {"restarts": 3, "max_steps": 400}
 LEAST = 10  # examples that are worth a try
 HEADS = 2
-SETTINGS = by_size(
+SETTINGS = claim.by_size(
     structure=(
         ["full", "diagonal", "rank 1"],
         ["full", "4 blocks", "diagonal", "rank 2", "rank 1"],
@@ -53,20 +45,20 @@ SETTINGS = by_size(
 )
 
 
-def cells(settings: Mapping[str, Any]) -> list[Parameters]:
-    """The six phases on all inputs, Gauss-Newton steps on Boolean ones, also told a low rank."""
-    common = {name: settings[name] for name in ("tokens", "scale")}
-    seeds = {"seeds": settings["seeds"]}
-    sculpted = {"dim": settings["sculpt_dim"], "examples": settings["sculpt_examples"]}
-    refined = {"dim": settings["refine_dim"], "examples": settings["refine_examples"]}
-    found: list[Parameters] = []
+def cells(settings: Mapping[str, Any]) -> list[claim.Parameters]:
+    """The six phases on all inputs, Gauss-Newton steps on Boolean ones, also with a known rank."""
+    own = {
+        method: {name: settings[f"{method}_{name}"] for name in ("dim", "examples")}
+        for method in ("sculpt", "refine")
+    }
+    found: list[claim.Parameters] = []
     for structure in settings["structure"]:
-        rest = {"structure": structure, **common}
-        found += grid(
-            {**rest, "method": "sculpt", "inputs": settings["inputs"], **sculpted, **seeds}
-        )
-        told = ["refine"] + ["refine with rank"] * (_rank(structure) is not None)
-        found += grid({**rest, "method": told, "inputs": "boolean", **refined, **seeds})
+        cell = {"structure": structure, "tokens": settings["tokens"], "scale": settings["scale"]}
+        ranked = ["refine with rank"] * (_rank(structure) is not None)
+        for method, inputs in (("sculpt", settings["inputs"]), ("refine", "boolean")):
+            methods = [method, *ranked] if method == "refine" else [method]
+            cell |= {"method": methods, "inputs": inputs, **own[method]}
+            found += claim.grid(cell | {"seeds": settings["seeds"]})
     return found
 
 
@@ -81,8 +73,7 @@ def measure(
     seed: int,
 ) -> Measured:
     """The examples needed: the fewest, going down from all of them, before a search fails."""
-    shape = layer_families.Shape(HEADS, dim, scale)
-    layer = _layer(structure, shape, generator(seed, "layer"))
+    layer = _layer(structure, LayerShape(HEADS, dim, scale), generator(seed, "layer"))
     X = INPUTS[inputs](examples, tokens, dim, generator(seed, "inputs"))
     Y = layer(X)
     how: dict[str, Any] = {"method": "refine", **SEARCH}
@@ -93,7 +84,7 @@ def measure(
     measured: dict[str, Any] = {"needed": None, "error": None, "wrong": 0}
     for count in _fewer(examples, FACTOR[method]):
         found = recover(X[:count], Y[:count], HEADS, seed=generator(seed, "search"), **how)
-        error = recovery_setup.worst_head(found.layer, layer)
+        error = worst_head(found.layer, layer)
         measured["wrong"] += int(found.converged and error > WRONG[method])
         if error > FOUND[method]:
             return measured | {"failed": count, "reason": found.reason.name.lower()}
@@ -101,9 +92,7 @@ def measure(
     return measured | {"failed": None, "reason": None}
 
 
-def _layer(
-    structure: str, shape: layer_families.Shape, drawn: np.random.Generator
-) -> AttentionLayer:
+def _layer(structure: str, shape: LayerShape, drawn: np.random.Generator) -> AttentionLayer:
     rank = _rank(structure)
     if rank is not None:
         return layer_families.low_rank(rank, shape, drawn)
@@ -129,59 +118,54 @@ def _fewer(examples: int, factor: float) -> Iterator[int]:
 
 
 def judge(results: Results) -> list[Check]:
-    structures = [name for name in results.of("structure") if name != "full"]
-    if "full" not in results.of("structure") or not structures:
-        raise CannotJudge("structured attention is compared with full, and one of them is missing")
-    sculpted = results.where(method="sculpt")
-    checks = [
-        _as_cheap(part, f"the six phases on {inputs} inputs", DEARER["sculpt"])
-        for inputs, part in sculpted.by("inputs")
-    ]
-    refined = results.where(method="refine")
-    checks.append(_as_cheap(refined, "Gauss-Newton steps", DEARER["refine"]))
-    told = results.where(method="refine with rank")
-    if len(told):
-        checks.append(_cheaper(told, refined))
+    if "full" not in results.of("structure") or len(results.of("structure")) < 2:
+        raise Undecided("structured attention is compared with full, and one of them is missing")
+    refined, ranked = (results.where(method=m) for m in ("refine", "refine with rank"))
     wrong = [
         f"{cell['structure']}, {cell['method']}, {cell['inputs']}"
         for cell in results
         if cell["wrong"]
     ]
-    checks.append(
+    return [
+        *(
+            _at_most(part, f"the six phases on {inputs} inputs", COST["sculpt"])
+            for inputs, part in results.where(method="sculpt").by("inputs")
+        ),
+        _at_most(refined, "Gauss-Newton steps", COST["refine"]),
+        *([_rank_saves(ranked, refined)] if len(ranked) else []),
         Check(
             "no layer that is called converged is wrong",
             ", ".join(wrong) or f"none in {len(results)} cells",
             not wrong,
-        )
-    )
-    return checks
+        ),
+    ]
 
 
-def _as_cheap(results: Results, who: str, dearer: float) -> Check:
-    """Whether every structure needs at most so many times the examples of full matrices."""
-    needed = {structure: _needed(part) for structure, part in results.by("structure")}
+def _at_most(results: Results, who: str, cost: float) -> Check:
+    """Whether every structure needs at most `cost` times the examples of full matrices."""
+    needed = results.medians("needed", by="structure")
     full = needed.pop("full")
     if not np.isfinite(full):
-        raise CannotJudge(f"{who} do not find full matrices, with which to compare")
+        raise Undecided(f"{who} do not find full matrices, with which to compare")
     worst = max(needed, key=lambda structure: needed[structure])
-    missed = [name for name, count in needed.items() if not count <= dearer * full]
+    missed = [name for name, count in needed.items() if not count <= cost * full]
     said = [f"{name} {_counted(needed[name])}" for name in missed or [worst]]
     return Check(
-        f"{who} find every structure from at most {dearer:.3g} times the examples of full matrices",
+        f"{who} find every structure from at most {cost:.3g} times the examples of full matrices",
         f"full {_counted(full)}, {'' if missed else 'at most '}{', '.join(said)}",
         not missed,
     )
 
 
-def _cheaper(told: Results, no_progress: Results) -> Check:
+def _rank_saves(ranked: Results, refined: Results) -> Check:
     """Whether a known rank saves at least half, in logarithms, of the unknowns it saves."""
+    without, dim = refined.medians("needed", by="structure"), ranked.of("dim")[0]
     ratios, asked = {}, {}
-    for structure, part in told.by("structure"):
-        without = _needed(no_progress.where(structure=structure))
-        if not np.isfinite(without):
-            raise CannotJudge(f"{structure} is not found without its rank, to compare with")
-        ratios[structure] = _needed(part) / without
-        asked[structure] = _unknowns(structure, part.of("dim")[0]) ** 0.5
+    for structure, needed in ranked.medians("needed", by="structure").items():
+        if not np.isfinite(without[structure]):
+            raise Undecided(f"{structure} is not found without its rank, to compare with")
+        ratios[structure] = needed / without[structure]
+        asked[structure] = _unknowns(structure, dim) ** 0.5
     return Check(
         "a rank that is known saves Gauss-Newton steps examples as it saves unknowns",
         ", ".join(f"{s}: ratio {r:.2f}, asked {asked[s]:.2f}" for s, r in ratios.items()),
@@ -193,10 +177,6 @@ def _unknowns(structure: str, dim: int) -> float:
     """The unknowns of a head of known rank over those of a full one: attention and projection."""
     rank = _rank(structure) or dim
     return (2 * dim * rank - rank**2 + dim**2) / (2 * dim**2)
-
-
-def _needed(results: Results) -> float:
-    return results.median("needed")
 
 
 def _counted(examples: float) -> str:
@@ -217,14 +197,15 @@ def draw(results: Results, figure: Figure) -> None:
     left.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
     left.minorticks_off()
     _points(right, refined, structures, "structure unknown", 2)
-    told = results.where(method="refine with rank")
-    if len(told):
-        _points(right, told, structures, "rank known", 3)
-    for structure, part in told.by("structure"):
+    ranked = results.where(method="refine with rank")
+    if len(ranked):
+        _points(right, ranked, structures, "rank known", 3)
+    label = "rank known, predicted"
+    for structure, part in ranked.by("structure"):
         place, share = structures.index(structure), _unknowns(structure, part.of("dim")[0])
-        predicted = [share * _needed(refined.where(structure=structure))] * 2
-        label = "rank known, predicted" if structure == told.of("structure")[0] else ""
-        figures.predicted(right, [place - 0.3, place + 0.3], predicted, label)
+        needed = refined.where(structure=structure).median("needed")
+        figures.level(right, [place - 0.3, place + 0.3], share * needed, label)
+        label = ""
     right.set(title="Gauss-Newton steps", ylim=(0, None))
     for axes in (left, right):
         axes.set_xticks(range(len(structures)), structures, rotation=30, ha="right")
@@ -245,22 +226,21 @@ def _points(axes: Axes, results: Results, structures: list[str], label: str, num
     axes.errorbar(places, middle, spread, color=colour, fmt=marker, markersize=4, label=label)
 
 
-CLAIM = Claim(
-    name="structured-attention",
+CLAIM = Conjecture(
     title="Structured attention is learned like any other, and from less if the structure is known",
     source=SECOND_PAPER,
     prediction=(
         "A question that the paper leaves open: diagonal, block-diagonal and low-rank attention. "
         "Conjecture: it is no special case. Neither the six phases nor Gauss-Newton steps need "
-        "clearly more examples than for full matrices; told the rank, Gauss-Newton steps need "
-        "fewer, in proportion to the unknowns."
+        "clearly more examples than for full matrices; with a known rank, Gauss-Newton steps "
+        "need fewer, in proportion to the unknowns."
     ),
     rule=(
         "In medians over seeds: the six phases find every structure (heads within "
-        f"{FOUND['sculpt']:.0%}) from at most {DEARER['sculpt']:g} times the examples that full "
+        f"{FOUND['sculpt']:.0%}) from at most {COST['sculpt']:g} times the examples that full "
         "matrices take, on each kind of inputs; Gauss-Newton steps (heads within "
         f"{FOUND['refine']:g}, {SEARCH['restarts']} restarts, {SEARCH['max_steps']} steps) from at "
-        f"most {DEARER['refine']:.2f} times; with a known rank the "
+        f"most {COST['refine']:.2f} times; with a known rank the "
         "ratio of examples is at most the square root of that of the unknowns; and no layer that "
         f"is called converged is off by more than {WRONG['sculpt']:.0%} (the six phases) or "
         f"{WRONG['refine']:.1%} (Gauss-Newton steps)."
@@ -270,5 +250,4 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    kind="conjecture",
 )

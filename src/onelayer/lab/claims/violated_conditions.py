@@ -9,19 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from onelayer.lab import figures, layer_families, recovery_setup
-from onelayer.lab.claim import (
-    SECOND_PAPER,
-    CannotJudge,
-    Check,
-    Claim,
-    Measured,
-    Parameters,
-    Results,
-    by_size,
-    grid,
-)
+from onelayer.lab import claim, figures, layer_families
+from onelayer.lab.claim import SECOND_PAPER, Check, Conjecture, Measured, Results, Undecided
 from onelayer.lab.figures import Axes, Figure
+from onelayer.lab.layer_families import FAMILIES
+from onelayer.lab.recovery_setup import worst_head
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.api import recover
@@ -41,13 +33,9 @@ _NAMES = {
     "polished": "the six phases, polished",
     "refine": "Gauss-Newton steps alone",
 }
-_BLUE, _RED = figures.COLOURS[:2]
-SETTINGS = by_size(
-    family=(
-        ["distance", "effective-rank", "projection-independence"],
-        list(layer_families.FAMILIES),
-        list(layer_families.FAMILIES),
-    ),
+_ALL = list(FAMILIES)
+SETTINGS = claim.by_size(
+    family=(["distance", "effective-rank", "projection-independence"], _ALL, _ALL),
     steps=(3, 4, 8),
     dim=8,
     tokens=3,
@@ -58,18 +46,16 @@ SETTINGS = by_size(
 )
 
 
-def cells(settings: Mapping[str, Any]) -> list[Parameters]:
+def cells(settings: Mapping[str, Any]) -> list[claim.Parameters]:
     """Of every family so many steps, from the first to the worst."""
     count = settings["steps"]
     rest = {name: value for name, value in settings.items() if name not in ("family", "steps")}
-    found: list[Parameters] = []
+    found: list[claim.Parameters] = []
     for family in settings["family"]:
-        if family not in layer_families.FAMILIES:
-            raise ValueError(
-                f"family is {family!r}, expected one of {', '.join(layer_families.FAMILIES)}"
-            )
-        steps = [float(step) for step in layer_families.FAMILIES[family].thinned(count)]
-        found += grid({"family": family, "step": steps, **rest})
+        if family not in FAMILIES:
+            raise ValueError(f"family is {family!r}, expected one of {', '.join(FAMILIES)}")
+        steps = [float(step) for step in FAMILIES[family].thinned(count)]
+        found += claim.grid({"family": family, "step": steps, **rest})
     return found
 
 
@@ -84,7 +70,7 @@ def measure(
     seed: int,
 ) -> Measured:
     """Which conditions fail, and how the six phases, polishing and Gauss-Newton steps end."""
-    kind = layer_families.FAMILIES[family]
+    kind = FAMILIES[family]
     layer, X, Y = layer_families.instance(kind, step, dim, tokens, scale, sculpt_examples, seed)
 
     def recovered(examples: int, **how: Any) -> Recovery:
@@ -102,7 +88,7 @@ def measure(
     }
     measured: dict[str, Any] = {"violated": _violated(layer), "stopped": stopped}
     for way, found in ways.items():
-        error = recovery_setup.worst_head(found.layer, layer)
+        error = worst_head(found.layer, layer)
         measured[f"{way} error"] = error if math.isfinite(error) else None
         measured[f"{way} converged"] = found.converged
         measured[f"{way} reason"] = found.reason.name.lower()
@@ -128,22 +114,16 @@ def _stopped(found: Recovery) -> int | None:
 def judge(results: Results) -> list[Check]:
     for family, part in results.by("family"):
         if len(part.of("step")) < 2:
-            raise CannotJudge(f"the family {family} has one step, which shows no change")
+            raise Undecided(f"the family {family} has one step, which shows no change")
     met = Results(
-        tuple(
-            c
-            for c in results
-            if not c["violated"] and not layer_families.FAMILIES[c["family"]].noisy
-        )
+        tuple(c for c in results if not c["violated"] and not FAMILIES[c["family"]].noisy)
     )
     if not len(met):
-        raise CannotJudge("no layer meets all conditions, so that none has to be found")
+        raise Undecided("no layer meets all conditions, so that none has to be found")
     return [
         _found(met, "phases", COARSE, "the six phases find"),
         _found(met, "polished", FINE, "polishing then gives"),
-        _believed(results, "phases"),
-        _believed(results, "polished"),
-        _believed(results, "refine"),
+        *(_believed(results, way) for way in _NAMES),
         _degraded(results),
     ]
 
@@ -161,14 +141,14 @@ def _found(met: Results, way: str, limit: float, what: str) -> Check:
 
 def _believed(results: Results, way: str) -> Check:
     """Whether no layer that is called converged is wrong."""
-    errors = results.numbers(f"{way} error")
-    claimed = results.numbers(f"{way} converged") > 0
-    wrong = [
-        f"{cell['family']} {cell['step']:g}: {error:.2g}"
-        for cell, error, believed in zip(results, errors, claimed, strict=True)
-        if believed and error > _limit(way, cell["family"])
-    ]
-    count = int(claimed.sum())
+    claimed = [cell for cell in results if cell[f"{way} converged"]]
+    wrong = []
+    for cell in claimed:
+        error = cell[f"{way} error"]
+        error = math.inf if error is None else error
+        if error > _limit(way, cell["family"]):
+            wrong.append(f"{cell['family']} {cell['step']:g}: {error:.2g}")
+    count = len(claimed)
     return Check(
         f"{_NAMES[way]}: no layer that is called converged is wrong",
         ", ".join(wrong) or f"none of {count}; {len(results) - count} are not called so",
@@ -179,7 +159,7 @@ def _believed(results: Results, way: str) -> Check:
 def _limit(way: str, family: str) -> float:
     if way == "phases":
         return COARSE
-    return NOISY if layer_families.FAMILIES[family].noisy else FINE
+    return NOISY if FAMILIES[family].noisy else FINE
 
 
 def _degraded(results: Results) -> Check:
@@ -197,10 +177,13 @@ def _degraded(results: Results) -> Check:
     )
 
 
+def _refused(results: Results) -> np.ndarray[Any, Any]:
+    return results.numbers("stopped", missing=0.0) > 0
+
+
 def _error(results: Results) -> float:
     """The median error of the six phases, infinite where they are refused."""
-    refused = results.numbers("stopped", missing=0.0) > 0
-    return float(np.median(np.where(refused, np.inf, results.numbers("phases error"))))
+    return float(np.median(np.where(_refused(results), np.inf, results.numbers("phases error"))))
 
 
 def draw(results: Results, figure: Figure) -> None:
@@ -208,41 +191,38 @@ def draw(results: Results, figure: Figure) -> None:
     columns = min(len(families), 4)
     rows = -(-len(families) // columns)
     figure.set_size_inches(7.0, 0.6 + 1.8 * rows)
-    grid_of_axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    for axes, (family, part) in zip(grid_of_axes.flat, results.by("family"), strict=False):
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for axes, (family, part) in zip(panels.flat, results.by("family"), strict=False):
         _panel(axes, family, part)
-    for axes in grid_of_axes.flat[len(families) :]:
+    for axes in panels.flat[len(families) :]:
         axes.set_axis_off()
-    for axes in grid_of_axes[:, 0]:
+    for axes in panels[:, 0]:
         axes.set_ylabel("error of heads")
-    handles, labels = grid_of_axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    figures.legend_below(figure, panels[0, 0])
 
 
 def _panel(axes: Axes, family: str, results: Results) -> None:
     """Errors of the six phases by the step, refusals as crosses, violated steps shaded."""
-    steps = results.of("step")
+    blue, red = figures.COLOURS[:2]
     for place, (_, cells) in enumerate(results.by("step")):
-        refused = cells.numbers("stopped", missing=0.0) > 0
+        refused = _refused(cells)
         errors = np.minimum(cells.numbers("phases error"), 1.0)
-        axes.plot([place] * int(refused.sum()), [1.0] * int(refused.sum()), "x", color=_RED)
-        axes.plot([place] * int((~refused).sum()), errors[~refused], "o", color=_BLUE, ms=4)
+        axes.plot([place] * int(refused.sum()), [1.0] * int(refused.sum()), "x", color=red)
+        axes.plot([place] * int((~refused).sum()), errors[~refused], "o", color=blue, ms=4)
         if all(cell["violated"] for cell in cells):
             axes.axvspan(place - 0.5, place + 0.5, color="0.9", linewidth=0)
-    axes.plot([], [], "o", color=_BLUE, ms=4, label="went through all phases")
-    axes.plot([], [], "x", color=_RED, label="refused by a phase")
+    axes.plot([], [], "o", color=blue, ms=4, label="went through all phases")
+    axes.plot([], [], "x", color=red, label="refused by a phase")
     axes.fill_between([], [], [], color="0.9", label="a condition is violated")
-    axes.set_yscale("log")
-    axes.set_xlim(-0.5, len(steps) - 0.5)
+    steps, kind = results.of("step"), FAMILIES[family]
+    axes.set(yscale="log", xlim=(-0.5, len(steps) - 0.5))
     axes.set_xticks(range(len(steps)), [f"{step:g}" for step in steps])
-    kind = layer_families.FAMILIES[family]
     axes.set_title(textwrap.fill(", ".join(kind.conditions) or family, 28), fontsize=7)
     axes.set_xlabel(textwrap.fill(kind.meaning, 24), fontsize=7)
     axes.tick_params(labelsize=7)
 
 
-CLAIM = Claim(
-    name="violated-conditions",
+CLAIM = Conjecture(
     title="Recovery degrades where a condition is violated, and says so",
     source=SECOND_PAPER,
     prediction=(
@@ -266,5 +246,4 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    kind="conjecture",
 )
