@@ -17,7 +17,7 @@ from onelayer.layer import AttentionLayer
 from onelayer.recovery import validation
 from onelayer.recovery.options import Options
 from onelayer.recovery.phases import affine_hull, driver
-from onelayer.recovery.phases.state import Measurement, Phase, PhaseState
+from onelayer.recovery.phases.state import Phase, PhaseState, Step
 from onelayer.recovery.run import RecoveryRun
 from onelayer.recovery.strategies import sculpt
 from onelayer.recovery.trace import Log
@@ -48,17 +48,13 @@ def phase_reports(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[Pha
     log = Log(max_steps=100, max_seconds=None)
     reports: list[PhaseReport] = []
 
-    def watch(phase: Phase, state: PhaseState, measured: Measurement) -> None:
+    def watch(phase: Phase, step: Step) -> None:
+        state = step.state
+        refusal = "" if state.refusal is None else state.refusal.name.lower()
+        true = _true_error(phase.number, state, layer)
+        measured = step.examples, step.error
         reports.append(
-            PhaseReport(
-                number=phase.number,
-                name=phase.name,
-                examples=measured.examples,
-                measured=measured.error,
-                true=_true_error(phase.number, state, layer),
-                refusal="" if state.refusal is None else state.refusal.name.lower(),
-                heads=_heads(state),
-            )
+            PhaseReport(phase.number, phase.name, *measured, true, refusal, _heads(state))
         )
 
     rng = np.random.default_rng(seed)
@@ -72,11 +68,8 @@ def _true_error(phase: int, state: PhaseState, layer: AttentionLayer) -> float:
         return math.inf
     if phase in (1, 3):
         return _sum_error(state, layer)
-    if phase in (2, 4, 5):
-        return _hull_error(state, layer)
     heads = _heads(state)
-    assert heads is not None
-    return worst_head(heads, layer)
+    return _hull_error(state, layer) if heads is None else worst_head(heads, layer)
 
 
 def _sum_error(state: PhaseState, layer: AttentionLayer) -> float:

@@ -17,7 +17,6 @@ from onelayer.recovery.phases.projection_sum import CrudeSum, RefinedSum
 from onelayer.recovery.phases.sculpt import Sculpt
 from onelayer.recovery.phases.state import (
     AffineHull,
-    Measurement,
     Phase,
     PhaseState,
     Sculpture,
@@ -61,9 +60,9 @@ def taken(phase, state):
     """(the state after one phase, what it measured)."""
     seen = []
     state = driver.run(state, Log(1, None), lambda *heard: seen.append(heard), (phase,))
-    ((heard, after, measured),) = seen
-    assert (heard, after) == (phase, state)
-    return state, measured
+    ((heard, step),) = seen
+    assert (heard, step.state) == (phase, state)
+    return state, step
 
 
 def root(state):
@@ -373,7 +372,7 @@ class Made(Phase):
         self.done.append(1)
         if self.of_sum:
             state = replace(state, sum=SumEstimate(None, error, 1))
-        return Step(state, Measurement(1, error, ""), self.refuses)
+        return Step(state, 1, error, "", self.refuses)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import numpy as np
 from onelayer.recovery.phases.polytope import Polytope
 from onelayer.recovery.phases.state import (
     AffineHull,
-    Measurement,
     Phase,
     PhaseState,
     Sculpture,
@@ -36,9 +35,8 @@ class ExtractHull(Phase):
         assert state.sculpture is not None
         hull = extract(state.sculpture, state.heads)
         note = f"{len(hull.basis)} free directions, gap {hull.gap:.3g}; distance of two halves"
-        measured = Measurement(state.examples.count, hull.error, note)
         state = replace(state, hull=hull, heads=hull.heads)
-        return Step(state, measured, refused=not hull.clear)
+        return Step(state, state.examples.count, hull.error, note, refused=not hull.clear)
 
 
 def extract(sculpture: Sculpture, heads: int | None) -> AffineHull:

@@ -30,7 +30,6 @@ from onelayer.recovery.phases.polytope import Polytope
 from onelayer.recovery.phases.state import (
     AffineHull,
     CandidateFit,
-    Measurement,
     Numbers,
     Phase,
     PhaseState,
@@ -66,11 +65,9 @@ class SolveCandidates(Phase):
         found = self.solve(state.hull, state.sculpture.polytope, state.fitted, state.other)
         count = state.fitted.examples
         if found is None:
-            note = "no grid in the polytope"
-            return Step(state, Measurement(count, math.inf, note), refused=True)
+            return Step(state, count, math.inf, "no grid in the polytope", refused=True)
         note = f"{found.tuples} tuples of candidates, the best refined; error of held-out outputs"
-        state = replace(state, found=found)
-        return Step(state, Measurement(count, found.held_out_error, note))
+        return Step(replace(state, found=found), count, found.held_out_error, note)
 
     def solve(
         self,

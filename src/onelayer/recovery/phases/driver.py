@@ -22,12 +22,11 @@ from onelayer.recovery.phases.affine_hull import ExtractHull
 from onelayer.recovery.phases.candidates import SolveCandidates
 from onelayer.recovery.phases.projection_sum import CrudeSum, RefinedSum
 from onelayer.recovery.phases.sculpt import Sculpt
-from onelayer.recovery.phases.state import Measurement, Phase, PhaseState
+from onelayer.recovery.phases.state import Phase, PhaseState, Step
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.trace import Log
 
-# Called after every phase with the state that it reached and what it measured.
-Watch: TypeAlias = Callable[[Phase, PhaseState, Measurement], None]
+Watch: TypeAlias = Callable[[Phase, Step], None]  # called after every phase
 Take: TypeAlias = Callable[[PhaseState, Phase], PhaseState]
 
 
@@ -78,13 +77,12 @@ def run(
             return replace(state, refusal=Reason.BUDGET_SPENT)
         log.stage = phase.stage
         step = phase.step(state)
-        state = replace(step.state, refusal=phase.refusal) if step.refused else step.state
-        found, heads = step.measured, state.heads or 0
-        log.write(
-            log.stage, heads, found.examples, found.error, note=found.note, phase=phase.number
-        )
-        watch(phase, state, found)
-        return state
+        if step.refused:
+            step = replace(step, state=replace(step.state, refusal=phase.refusal))
+        heads, number = step.state.heads or 0, phase.number
+        log.write(phase.stage, heads, step.examples, step.error, note=step.note, phase=number)
+        watch(phase, step)
+        return step.state
 
     return _in_order(phases, state, take)
 

@@ -30,7 +30,6 @@ from onelayer.array.backend import Array
 from onelayer.recovery.phases.agreement import agreement
 from onelayer.recovery.phases.examples import Examples
 from onelayer.recovery.phases.state import (
-    Measurement,
     Numbers,
     Phase,
     PhaseState,
@@ -61,12 +60,12 @@ class CrudeSum(Phase):
         examples = state.examples
         if examples.out_dim < examples.tokens:
             note = f"{examples.tokens} tokens, outputs of dimension {examples.out_dim}"
-            return Step(state, Measurement(0, math.inf, note), refused=True)
+            return Step(state, 0, math.inf, note, refused=True)
         estimate = self.estimate(examples)
         note = "W by correlation; its error from the rows that agree best with it"
-        measured = Measurement(examples.count, estimate.error, note)
+        refused = not math.isfinite(estimate.error)
         state = replace(state, sum=estimate)
-        return Step(state, measured, refused=not math.isfinite(estimate.error))
+        return Step(state, examples.count, estimate.error, note, refused)
 
     def estimate(self, examples: Examples) -> SumEstimate:
         """W from the correlation of tokens and outputs, in one pass over all examples."""
@@ -126,10 +125,9 @@ class RefinedSum(Phase):
             point = sculpture.centre
         estimate = self.estimate(examples, point.reshape(dim, dim))
         note = f"W from the {estimate.rows} rows with the largest margins; a bound from residuals"
-        measured = Measurement(examples.count, estimate.error, note)
-        if not math.isfinite(estimate.error):
-            return Step(state, measured, refused=True)
-        return Step(replace(state, sum=estimate), measured)
+        refused = not math.isfinite(estimate.error)
+        state = state if refused else replace(state, sum=estimate)
+        return Step(state, examples.count, estimate.error, note, refused)
 
     def estimate(self, examples: Examples, point: Numbers) -> SumEstimate:
         """W from the rows with the largest margins under `point` (d, d), in one pass.

@@ -23,7 +23,7 @@ from onelayer.recovery.phases.agreement import certified
 from onelayer.recovery.phases.examples import Examples
 from onelayer.recovery.phases.polytope import CLEAR_GAP, Polytope, Spectrum
 from onelayer.recovery.phases.slabs import WIDTH, Slabs, find_slabs
-from onelayer.recovery.phases.state import Measurement, Numbers, Phase, PhaseState, Sculpture, Step
+from onelayer.recovery.phases.state import Numbers, Phase, PhaseState, Sculpture, Step
 from onelayer.recovery.reasons import Reason
 
 
@@ -46,14 +46,14 @@ class Sculpt(Phase):
         found = self.sculpt(state.examples, estimate.projection_sum, estimate.error, state.heads)
         if found is None:
             note = "too few narrow and consistent slabs"
-            return Step(state, Measurement(count, math.inf, note), refused=True)
+            return Step(state, count, math.inf, note, refused=True)
         two_sided = found.polytope.two_sided
         note = (
             f"{int(two_sided.sum())} slabs, {int((~two_sided).sum())} one-sided, "
             f"{found.rejected:.0%} rejected; distance of two halves of them"
         )
         error = distance_of_halves(found.polytope, found.free)
-        return Step(replace(state, sculpture=found), Measurement(count, error, note))
+        return Step(replace(state, sculpture=found), count, error, note)
 
     def sculpt(
         self, examples: Examples, projection_sum: Array, error: float, heads: int | None

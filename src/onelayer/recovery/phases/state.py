@@ -96,24 +96,18 @@ class PhaseState:
     refusal: Reason | None = None
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What a phase reports in the trace: the error of its estimate, and how it was measured."""
-
-    examples: int
-    error: float
-    note: str
-
-
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The result of a phase: the new state and what was measured.
+    """The result of a phase: the new state, and the error of its estimate as measured.
 
-    If `refused`, the phase could not complete, and the state has what was estimated until then.
+    `examples` counts the examples it used; `note` says how the error was measured. If `refused`,
+    the phase could not complete, and the state has what was estimated until then.
     """
 
     state: PhaseState
-    measured: Measurement
+    examples: int
+    error: float
+    note: str
     refused: bool = False
 
 
