@@ -44,7 +44,7 @@ class PhaseReport:
 
 def phase_reports(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[PhaseReport]:
     """The phases of `recover(X, Y, heads=layer.heads, method="sculpt", seed=seed)`, in order."""
-    examples, options = validation.examples(X, Y, None), Options(layer.heads, "sculpt")
+    examples, options = validation.examples(X, Y, None), Options(layer.heads)
     log = Log(max_steps=100, max_seconds=None)
     reports: list[PhaseReport] = []
 

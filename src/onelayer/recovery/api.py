@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from onelayer.array import backend, checks
 from onelayer.data.chunks import KEPT_BYTES
 from onelayer.inputs import Seed
 from onelayer.recovery import display, validation
@@ -18,6 +19,7 @@ from onelayer.recovery.reasons import Reason
 from onelayer.recovery.result import Recovery
 from onelayer.recovery.run import RecoveryRun
 from onelayer.recovery.strategies import refine as refinement
+from onelayer.recovery.strategies.checkpoint import checked_path
 from onelayer.recovery.strategies.sculpt import SculptAndPolish
 from onelayer.recovery.trace import Log, TraceRow
 
@@ -117,32 +119,36 @@ def recover(
     >>> found.converged, bool(found.layer.distance(layer).attention.max() < 1e-9)
     (True, True)
     """
-    options = Options.checked(
-        heads=heads,
-        method=method,
-        rank=rank,
+    validation.method(method)
+    options = Options(
+        heads=validation.number_of_heads(heads),
         bias=bias,
         causal=causal,
-        tol=tol,
-        head_tol=head_tol,
+        tol=validation.tolerance(tol),
+        head_tol=checks.positive_number(head_tol, "head_tol"),
         device=device,
-        restarts=restarts,
-        max_steps=max_steps,
-        max_seconds=max_seconds,
+        restarts=checks.whole_number(restarts, "restarts", least=0),
         polish=polish,
-        checkpoint=checkpoint,
+        checkpoint=checked_path(checkpoint, resume, method),
         resume=resume,
     )
+    max_steps = checks.positive_int(max_steps, "max_steps")
+    if max_seconds is not None:
+        max_seconds = checks.positive_number(max_seconds, "max_seconds")
+    if not isinstance(polish, bool):
+        raise TypeError(f"polish is {polish!r}, expected True or False")
+    backend.check_device(device)
     rng = np.random.default_rng(seed)
     with _listening(progress) as listener:
-        log = Log(options.max_steps, options.max_seconds, listener, stage="reading the examples")
+        log = Log(max_steps, max_seconds, listener, stage="reading the examples")
         if isinstance(listener, display.Display):
             log.report = listener.report
         examples = validation.examples(X, Y, mask, device, log.progress)
-        run = RecoveryRun(examples, options.for_examples(examples), log, rng)
-        if method == "auto":
-            return _automatic(run)
-        return SculptAndPolish(run).run() if method == "sculpt" else refinement.refine(run)
+        if method == "sculpt":
+            validation.sculpting(examples, options.heads, bias=bias, causal=causal)
+        rank = validation.known_rank(rank, examples.shape[2])
+        run = RecoveryRun(examples, replace(options, rank=rank), log, rng)
+        return _METHODS[method](run)
 
 
 def _automatic(run: RecoveryRun) -> Recovery:
@@ -170,6 +176,13 @@ def _automatic(run: RecoveryRun) -> Recovery:
     reason = second.reason.name.lower()
     run.note("auto", f"what refine found, since sculpt ended with {reason}")
     return replace(first, seconds=run.log.seconds)
+
+
+_METHODS: dict[str, Callable[[RecoveryRun], Recovery]] = {
+    "auto": _automatic,
+    "refine": lambda run: refinement.refine(run),
+    "sculpt": lambda run: SculptAndPolish(run).run(),
+}
 
 
 def _can_be_sculpted(run: RecoveryRun) -> bool:

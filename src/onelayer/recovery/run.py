@@ -58,7 +58,7 @@ class RecoveryRun:
             self.rounding.error / training.output_scale,
             self.rng,
             self.log,
-            patient=self.options.max_seconds is not None,
+            patient=self.log.max_seconds is not None,
             **extra,
         )
 

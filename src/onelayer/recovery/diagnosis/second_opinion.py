@@ -20,7 +20,6 @@ from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.gauss_newton.levenberg_marquardt import FAST
 from onelayer.recovery.gauss_newton.stopping import StageOutcome
 from onelayer.recovery.gauss_newton.varpro import Fit
-from onelayer.recovery.strategies.known_heads import KnownHeads
 from onelayer.recovery.strategies.search import Search
 from onelayer.recovery.strategies.small import Small
 from onelayer.recovery.validation import ValidatedExamples
@@ -66,16 +65,16 @@ class SecondOpinion:
         """Whether the examples look like those of another model."""
         return any(one.kind in _ANOTHER_MODEL for one in self.suspicions or [])
 
-    def review(self, strategy: KnownHeads, outcome: StageOutcome) -> tuple[StageOutcome, bool]:
+    def review(self, strategy: Small, outcome: StageOutcome) -> tuple[StageOutcome, bool]:
         """The outcome, a better one, or a misfit; and whether the examples are suspicious."""
         if not strategy.search.noise_remains(outcome.state.fit):
             self.suspect()
             on_axes = any(one.kind == "axes" for one in self.suspicions or [])
-            if strategy.cheap and not on_axes:
+            if not strategy.large and not on_axes:
                 outcome = self._trials(strategy, outcome)
         return outcome, self.suspicious
 
-    def _trials(self, strategy: KnownHeads, outcome: StageOutcome) -> StageOutcome:
+    def _trials(self, strategy: Small, outcome: StageOutcome) -> StageOutcome:
         """What trials with more options lead to; the outcome itself if none is better."""
         for bias, causal in ((True, False), (False, True), (True, True)):
             more = (bias, causal) != (self.bias, self.causal)
@@ -111,7 +110,7 @@ class SecondOpinion:
         return self.examples.source.rows(np.unique(np.linspace(0, n - 1, count).astype(int)))
 
     def _trial(
-        self, strategy: KnownHeads, outcome: StageOutcome, bias: bool, causal: bool
+        self, strategy: Small, outcome: StageOutcome, bias: bool, causal: bool
     ) -> StageOutcome:
         """The result of a trial with these options; the outcome itself if it is no better."""
         search, heads = strategy.search, outcome.state.fit.heads
@@ -142,7 +141,7 @@ class SecondOpinion:
 
     def _compared(
         self,
-        strategy: KnownHeads,
+        strategy: Small,
         outcome: StageOutcome,
         theta: backend.Array,
         name: str,

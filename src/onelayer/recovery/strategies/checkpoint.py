@@ -17,10 +17,10 @@ import numpy as np
 
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.gauss_newton.varpro import Fit
+from onelayer.recovery.strategies import settings
 from onelayer.recovery.whitening import Whitening
 
 _SECONDS_BETWEEN_WRITES = 10.0
-_OVERFITTED = 3.0  # a fit to more examples is better up to this many times the error
 
 
 @dataclass
@@ -53,7 +53,8 @@ class Checkpointer:
         """Whether a fit is better; one to fewer examples has a smaller error on them."""
         trust = 1.0
         if fit.batches.examples != self.examples:
-            trust = _OVERFITTED if fit.batches.examples > self.examples else 1 / _OVERFITTED
+            ratio = settings.DEFAULT.stage.overfitted
+            trust = ratio if fit.batches.examples > self.examples else 1 / ratio
         return fit.error < trust * self.least
 
     def _take(self, fit: Fit) -> None:
@@ -72,7 +73,7 @@ class Checkpointer:
         self.waiting, self.written = None, time.monotonic()
 
 
-def checked_path(checkpoint: Any, resume: Any) -> Path | None:
+def checked_path(checkpoint: Any, resume: Any, method: str) -> Path | None:
     """The path of the checkpoint, None if none is asked for."""
     if not isinstance(resume, bool):
         raise TypeError(f"resume is {resume!r}, expected True or False")
@@ -82,6 +83,8 @@ def checked_path(checkpoint: Any, resume: Any) -> Path | None:
         return None
     if not isinstance(checkpoint, str | os.PathLike):
         raise TypeError(f"checkpoint is {checkpoint!r}, expected a path or None")
+    if method == "sculpt":
+        raise ValueError("checkpoint is given with method 'sculpt', which writes none")
     path = Path(checkpoint)
     if path.is_dir():
         raise ValueError(f"checkpoint {path} is a folder, expected a file")

@@ -8,15 +8,12 @@ from onelayer.array.backend import Array
 from onelayer.recovery.gauss_newton.levenberg_marquardt import FAST
 from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome
 from onelayer.recovery.strategies import cost, head_swaps
-from onelayer.recovery.strategies.known_heads import KnownHeads, Review
 from onelayer.recovery.strategies.large import Large
 from onelayer.recovery.strategies.search import Search
-from onelayer.recovery.strategies.small import Small
+from onelayer.recovery.strategies.small import Review, Small
 
 
-def for_heads(
-    search: Search, heads: int, restarts: int = 0, review: Review | None = None
-) -> KnownHeads:
+def for_heads(search: Search, heads: int, restarts: int = 0, review: Review | None = None) -> Small:
     """The strategy for a known number of heads, by the size of the problem."""
     large = cost.is_large(search.problem, heads, search.rank, search.settings)
     return Large(search, restarts, review) if large else Small(search, restarts, review)
@@ -49,7 +46,7 @@ class HeadCount:
         best = self._fewer_heads(best, error)
         return best if best.solved else self._for_heads(best.state.fit.heads).escape(best)
 
-    def _for_heads(self, heads: int) -> KnownHeads:
+    def _for_heads(self, heads: int) -> Small:
         return for_heads(self.search, heads, self.restarts, self.review)
 
     def _more_heads(self, best: StageOutcome, best_error: float) -> tuple[StageOutcome, float]:

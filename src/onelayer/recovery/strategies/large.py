@@ -18,14 +18,14 @@ from onelayer.recovery.gauss_newton.levenberg_marquardt import FAST, StepPolicy
 from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome, StoppingRule
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.strategies import correlations, cost, head_swaps
-from onelayer.recovery.strategies.known_heads import KnownHeads
+from onelayer.recovery.strategies.small import Small
 from onelayer.recovery.whitening import AnyExamples
 
 
-class Large(KnownHeads):
+class Large(Small):
     """Heads located by correlations; stages that end early to replace missing heads."""
 
-    cheap = False
+    large = True
 
     def run(self, heads: int, resumed: Array | None = None) -> StageOutcome:
         """Write the expected cost to the trace, then search."""
@@ -62,23 +62,6 @@ class Large(KnownHeads):
         more = self.search.of_rank(found.drawn(extra, rng))
         return dense.concat([fit.theta, more])
 
-    def first_policy(self, heads: int) -> StepPolicy:  # noqa: ARG002
-        return FAST
-
-    @property
-    def first_equations(self) -> float:
-        return self.search.settings.large.first_equations
-
-    def stage(
-        self,
-        name: str,
-        theta: Array,
-        policy: StepPolicy = FAST,
-        problem: AnyExamples | None = None,
-        target: float | None = None,
-    ) -> StageOutcome:
-        return self.search.stage(name, theta, policy, problem, target, large=True)
-
     def fit(
         self, name: str, theta: Array, heads: int, policy: StepPolicy, attempt: int = 0
     ) -> StageOutcome:
@@ -111,11 +94,7 @@ class Large(KnownHeads):
     ) -> StageOutcome:
         """A stage that replaces a head whenever it is stuck, as long as that helps."""
         search = self.search
-
-        def stage(name: str, theta: Array) -> StageOutcome:
-            return search.stage(name, theta, FAST, problem, target, large=True, eager=True)
-
-        outcome = stage(name, theta)
+        outcome = self.stage(name, theta, FAST, problem, target, eager=True)
         while outcome.ending is Ending.STUCK and not search.log.spent:
             fit = outcome.state.fit
             search.log.stage = "correlations of residuals"
@@ -125,7 +104,8 @@ class Large(KnownHeads):
             repaired = head_swaps.repaired(fit, head)
             if repaired is None:
                 break
-            following = stage(f"{name}, a head replaced", repaired)
+            title = f"{name}, a head replaced"
+            following = self.stage(title, repaired, FAST, problem, target, eager=True)
             after = following.state.fit.loss
             outcome = following if after < fit.loss else outcome
             if after > search.settings.large.replaced_share * fit.loss:

@@ -37,7 +37,7 @@ class Search:
     noise_examples: WhitenedExamples | None = None  # for noise tests; `held_out` if None
     checkpointer: Checkpointer | None = None
     patient: bool = False  # whether to continue a search that looks hopeless
-    settings: Settings = field(default_factory=settings.default)
+    settings: Settings = field(default_factory=lambda: settings.DEFAULT)
     richer_error: float = np.inf  # smallest held-out error of a fit with more heads than asked for
     used_validation: bool = False  # whether a decision depended on the held-out examples
     products: int = 0  # with the Gauss-Newton matrix, so far
