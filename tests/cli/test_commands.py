@@ -14,7 +14,7 @@ from command_line import assert_refused, run, run_alone, run_and_interrupt, word
 
 import onelayer
 from onelayer import AttentionLayer, inputs
-from onelayer.cli import main
+from onelayer.cli import main, terminal
 from onelayer.io import safetensors_files
 
 OTHER = b"a file that was there before"
@@ -264,15 +264,15 @@ def test_conditions_beside_those_of_random_layers(unsound):
     assert run("conditions", unsound, "--survey", 7, "--seed", 4).stdout != result.stdout
 
 
-def test_a_narrow_screen_shows_numbers_and_names_whole(sound):
-    narrow = {**os.environ, "COLUMNS": "80"}
-    result = run_alone("conditions", sound, "--survey", 3, env=narrow)
-    assert result.returncode == 0
+def test_a_narrow_screen_shows_numbers_and_names_whole(sound, monkeypatch):
+    monkeypatch.setattr(terminal.out, "width", 80)
+    result = run("conditions", sound, "--survey", 3)
+    assert result.exit_code == 0
     assert result.stderr == ""
     assert "…" not in result.stdout
     assert "projection independence" in result.stdout
     assert "meaning" not in result.stdout
-    assert "meaning" in run_alone("conditions", sound, env=narrow).stdout
+    assert "meaning" in run("conditions", sound).stdout
 
 
 def test_a_layer_that_was_recovered_can_be_judged(file, output):
@@ -285,7 +285,6 @@ def test_a_layer_that_was_recovered_can_be_judged(file, output):
 def test_conditions_of_a_file_that_is_not_there(tmp_path):
     path = tmp_path / "none.safetensors"
     assert_refused(run("conditions", path), "No such file or directory", str(path))
-    assert_refused(run_alone("conditions", path), "No such file or directory")
 
 
 def test_conditions_of_a_folder(tmp_path):
@@ -581,7 +580,7 @@ def test_the_examples_are_not_overwritten(tmp_path, examples):
     path = tmp_path / "examples.safetensors"
     safetensors.numpy.save_file(examples, path)
     before = path.read_bytes()
-    assert_refused(run_alone("recover", path, "-o", path, "--heads", 2), "holds the examples")
+    assert_refused(run("recover", path, "-o", path, "--heads", 2), "holds the examples")
     assert path.read_bytes() == before
 
 

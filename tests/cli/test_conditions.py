@@ -1,15 +1,14 @@
 """`onelayer conditions` of all layers of a pretrained model; of one layer: in test_cli.py."""
 
-import os
-
 import numpy as np
 import pytest
 import safetensors.numpy
-from command_line import assert_refused, run, run_alone, words
+from command_line import assert_refused, run, words
 from models import DIM, HEADS, write_model
 
 import onelayer
 from onelayer import AttentionLayer
+from onelayer.cli import terminal
 from onelayer.io import pretrained
 from onelayer.recovery.conditions import Condition
 
@@ -97,9 +96,10 @@ def test_biases_are_ignored_and_it_is_said(tmp_path):
     assert "biases" not in plain.stdout
 
 
-def test_a_narrow_screen_has_several_tables(model):
-    result = run_alone("conditions", model, "--survey", 2, env={**os.environ, "COLUMNS": "60"})
-    assert result.returncode == 1
+def test_a_narrow_screen_has_several_tables(model, monkeypatch):
+    monkeypatch.setattr(terminal.out, "width", 60)
+    result = run("conditions", model, "--survey", 2)
+    assert result.exit_code == 1
     assert "…" not in result.stdout
     assert result.stdout.count("projection independence") > 1
     assert max(map(len, result.stdout.splitlines())) <= 60
