@@ -12,7 +12,7 @@ from onelayer.array.backend import namespace, to_numpy
 from onelayer.data.sets import single_tokens
 from onelayer.features import attention_features
 from onelayer.features.positions import Positions
-from onelayer.heads import dense as softmax
+from onelayer.heads import dense
 
 
 def draw(heads=4, bias=0.0, dim=3, depth=1, seed=0, kind=None, longest=5):
@@ -22,7 +22,7 @@ def draw(heads=4, bias=0.0, dim=3, depth=1, seed=0, kind=None, longest=5):
 
 def separate(matrices):
     """Heads (D, M·D) one by one, (M, D, D)."""
-    return to_numpy(softmax.unpack(matrices, matrices.shape[0]))
+    return to_numpy(dense.by_head(matrices, matrices.shape[0]))
 
 
 def by_loops(drawn, X, mask=None):

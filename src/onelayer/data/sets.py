@@ -1,14 +1,11 @@
-"""What an example may be: a query with its keys, as rows of one array or one array each.
+"""Sets of tokens: the forms in which examples may be given, read in blocks of one form.
 
-Four forms are taken, and all later code sees blocks of the same kind, tokens (b, T, d) and a mask
-(b, T) or None, standardized where a fit asks for it:
+Blocks are tokens (b, T, d) with a mask (b, T) or None, standardized if the fit asks for it, from
 
 - an array (n, T, d), on disk or in memory;
-- the same with a mask (n, T), where it is padded;
-- a list of arrays (T_i, d) of different lengths, padded only block by block;
-- an array (n, d): one token each, which is its own query (`single_tokens`).
-
-Which of the tokens is the query is said in `queries.py`.
+- the same with a mask (n, T);
+- a list of arrays (T_i, d) of different lengths, padded block by block;
+- an array (n, d) of single tokens (`single_tokens`).
 """
 
 from __future__ import annotations
@@ -37,28 +34,28 @@ class Sets:
     mask: Array | None
     dim: int
     longest: int
-    standard: Standardization | None = None  # of the tokens that `block` gives
+    standard: Standardization | None = None  # applied by `block`
 
     def __len__(self) -> int:
         return len(self.tokens) if isinstance(self.tokens, list) else int(self.tokens.shape[0])
 
     @property
     def sample(self) -> Array:
-        """One example as `block` gives it: its namespace, device and dtype are those of all."""
+        """One example of `block`, with the namespace, device and dtype of all."""
         return self.block(slice(0, 1))[0]
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """As of an array (n, tokens, dim)."""
+        """The shape (n, tokens, dim) of an array that holds all examples."""
         return len(self), self.longest, self.dim
 
     @property
     def varying(self) -> np.ndarray[Any, Any]:
-        """Which coordinates of a token may be other than zero, (dim,)."""
+        """Which coordinates of a token may be nonzero, (dim,)."""
         return np.ones(self.dim, bool) if self.standard is None else self.standard.factor > 0
 
     def __getitem__(self, part: slice | tuple[slice, Any]) -> Sets:
-        """Some of the examples: `sets[part]`, or `sets[part, ...]` as of any array in a chunk."""
+        """Some of the examples; `sets[part, ...]` is `sets[part]`, as for arrays in a chunk."""
         rows = part[0] if isinstance(part, tuple) else part
         if isinstance(self.tokens, list):
             return replace(self, tokens=self.tokens[rows])
@@ -73,10 +70,7 @@ class Sets:
         return replace(self, tokens=backend.place(self.tokens, device), mask=mask)
 
     def block(self, part: slice) -> tuple[Array, Array | None]:
-        """Tokens (b, T, d) in floating point, zero where there are none, and their mask (b, T).
-
-        The mask is None where all tokens are there.
-        """
+        """Tokens (b, T, d) in floating point, zero if missing, and their mask (b, T) or None."""
         tokens, mask = self._as_given(part)
         if self.standard is None:
             return tokens, mask
@@ -84,15 +78,12 @@ class Sets:
         return (tokens, None) if mask is None else (_zeroed(tokens, mask), mask)
 
     def moments(self, weights: Array | None = None) -> TokenMoments:
-        """What all tokens that are there show, before any standardization.
-
-        Every token has the weight of its example, of `weights` (n,).
-        """
+        """Moments of all existing tokens before standardization, with weights (n,) of examples."""
         parts = blocks.slices(len(self), 8 * self.longest * self.dim)
         return reduce(operator.add, (self._moments(part, weights) for part in parts))
 
     def largest(self) -> float:
-        """The largest absolute value of a coordinate of any token, as it was given."""
+        """The largest absolute value of a coordinate before standardization."""
         parts = blocks.slices(len(self), 8 * self.longest * self.dim)
         return max(backend.largest(self._as_given(part)[0]) for part in parts)
 
@@ -112,24 +103,24 @@ class Sets:
         if self.mask is None:
             return tokens, None
         mask = self.mask[part, ...]
-        return _zeroed(tokens, mask), mask  # whatever padding holds, nothing is computed from it
+        return _zeroed(tokens, mask), mask  # padding may hold anything
 
 
 def _zeroed(tokens: Array, mask: Array) -> Array:
-    """Tokens (b, T, d), zero where they are not there."""
+    """Tokens (b, T, d), zero if missing."""
     xp = backend.namespace(tokens)
     return xp.where(mask[:, :, None], tokens, backend.zeros((1, 1, 1), tokens))
 
 
 def is_collection_of_sets(X: Any) -> bool:
-    """Whether X is meant as sets: an array of three or more axes, or a list with one of two."""
+    """Whether X is an array of three or more axes, or a list with an array of two."""
     if isinstance(X, list | tuple) or (_holds_objects(X) and X.ndim == 1):
         return any(_axes(example) == 2 for example in X)
     return _axes(X) >= 3
 
 
 def joined(parts: Sequence[Sets]) -> Sets:
-    """Arrays of examples one after the other."""
+    """Examples of several arrays in one."""
     if len(parts) == 1:
         return parts[0]
     xp = backend.namespace(parts[0].tokens)
@@ -146,9 +137,9 @@ def as_sets(
     start: int = 0,
     first: bool = True,
 ) -> Sets:
-    """Check X (n, T, d), or a list of arrays (T_i, d), and its mask at the door.
+    """Check X (n, T, d), or a list of arrays (T_i, d), and its mask.
 
-    Errors of a mask count examples from `start` on. With `first` a mask is to leave token 0.
+    Errors of a mask count examples from `start` on. With `first` a mask must keep token 0.
 
     >>> sets = as_sets([np.zeros((3, 2)), np.ones((5, 2))])
     >>> len(sets), sets.dim, sets.longest
@@ -163,14 +154,14 @@ def as_sets(
 
 
 def single_tokens(X: Array, tokens: int = 2) -> Sets:
-    """Rows of X (n, d) as examples of one token, which is query and key if it counts as two."""
+    """Rows of X (n, d) as examples of one token, repeated to be both query and key."""
     xp = backend.namespace(X)
     n, dim = X.shape
     return Sets(xp.broadcast_to(X[:, None, :], (n, tokens, dim)), None, dim, tokens)
 
 
 def check_example(shape: tuple[int, ...], least_tokens: int, name: str) -> None:
-    """Refuse what is no example (T, d) of an array that is elsewhere."""
+    """Refuse an example of a streamed array that is not (T, d)."""
     if len(shape) != 2 or shape[1] == 0:
         raise ValueError(
             f"{name} has examples of shape {shape}, expected two axes (tokens, dim) of each"
@@ -191,7 +182,7 @@ def _from_array(X: Array, mask: Any, least_tokens: int, name: str, start: int, f
         raise ValueError(f"{name} has shape {shape}, {_enough(least_tokens)}")
     backend.check_real(X, name)
     per_example = shape[1] * shape[2] * 8
-    for part in blocks.slices(shape[0], per_example):  # a file is read, not loaded
+    for part in blocks.slices(shape[0], per_example):  # a file is not loaded as a whole
         backend.check_finite(X[part, ...], name)
     return Sets(X, _checked_mask(mask, X, least_tokens, start, first), shape[2], shape[1])
 
@@ -242,7 +233,7 @@ def _enough(least_tokens: int) -> str:
 
 
 def _padded(examples: Sequence[Array]) -> tuple[Array, Array | None]:
-    """Arrays (T_i, d) side by side in one of shape (b, T, d), and which of its tokens are there."""
+    """Arrays (T_i, d) padded to one of shape (b, T, d), and its mask."""
     xp = backend.namespace(examples[0])
     lengths = [int(example.shape[0]) for example in examples]
     longest = max(lengths)
@@ -257,7 +248,7 @@ def _padded(examples: Sequence[Array]) -> tuple[Array, Array | None]:
 
 
 def _holds_objects(value: Any) -> bool:
-    """Whether the value is an array, or a column of a data frame, of Python objects."""
+    """Whether the value is an array or a data frame column of Python objects."""
     dtype = getattr(value, "dtype", None)
     return isinstance(dtype, np.dtype) and dtype.hasobject
 

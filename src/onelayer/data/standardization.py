@@ -1,12 +1,12 @@
-"""Tokens centred and scaled, by what one pass over the examples of a fit has shown.
+"""Standardization of tokens, learned in one pass over the examples of a fit.
 
-Every coordinate of a token loses its mean over all tokens that are there and is divided by its
-standard deviation times √k, where k coordinates vary, so that tokens have about unit norm: the
-random weights are drawn for those. A coordinate that does not vary tells nothing and becomes 0.
+Every coordinate of a token is centred and divided by its standard deviation times √k, where k is
+the number of coordinates that vary, so that tokens have about unit norm, as the random weights
+assume. A coordinate that does not vary becomes 0.
 
 Means, and root sums of squares about them, are computed in float64 in two passes over a block of
-tokens, and merged from block to block: a mean far larger than the deviation costs no digits, and
-no square overflows.
+tokens and merged from block to block: a mean far larger than the deviation costs no digits, and
+squares do not overflow.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from onelayer.array.backend import Array
 
 Vector = np.ndarray[Any, Any]
 
-_CONSTANT = 4.0  # a deviation of so many rounding errors of the largest entry is none
+_CONSTANT = 4.0  # smallest deviation that counts, in rounding errors of the largest entry
 
 
 @dataclass(frozen=True)
 class TokenMoments:
-    """What some tokens have shown, for every coordinate (d,)."""
+    """Moments of tokens, for every coordinate (d,)."""
 
     weight: float  # of all tokens
     mean: Vector
@@ -47,7 +47,7 @@ class TokenMoments:
 
 
 def moments(tokens: Array, weights: Array | None = None) -> TokenMoments:
-    """Of tokens (count, d) with weights (count,), all 1 where none are given.
+    """Moments of tokens (count, d) with weights (count,), by default 1.
 
     >>> both = moments(np.array([[1.0], [3.0]])) + moments(np.array([[8.0]]))
     >>> both.mean, (both.root**2 / both.weight).round(6)
@@ -63,7 +63,7 @@ def moments(tokens: Array, weights: Array | None = None) -> TokenMoments:
     largest = np.abs(values).max(axis=0)
     mean = (weight / total) @ values
     apart = values - mean
-    mean = mean + (weight / total) @ apart  # what rounding has left
+    mean = mean + (weight / total) @ apart  # corrects rounding errors of the first pass
     apart = values - mean
     size = np.abs(apart).max(axis=0)
     apart /= np.where(size > 0, size, 1.0)
@@ -73,14 +73,14 @@ def moments(tokens: Array, weights: Array | None = None) -> TokenMoments:
 
 @dataclass(frozen=True)
 class Standardization:
-    """Subtract `offset` (d,) and multiply by `factor` (d,), which is 0 for what did not vary."""
+    """Subtract `offset` (d,) and multiply by `factor` (d,), 0 for coordinates that do not vary."""
 
     offset: Vector
     factor: Vector
 
     @classmethod
     def learned(cls, seen: TokenMoments, epsilon: float) -> Standardization:
-        """From what tokens of a dtype of this precision have shown."""
+        """From moments of tokens whose dtype has this relative precision."""
         deviation = seen.root / np.sqrt(seen.weight)
         if not (np.isfinite(deviation).all() and np.isfinite(seen.mean).all()):
             raise ValueError(
@@ -95,7 +95,7 @@ class Standardization:
 
     @property
     def scale(self) -> Vector:
-        """What the coordinates are divided by; 1 for those that did not vary."""
+        """Divisors of the coordinates; 1 for those that do not vary."""
         varies = self.factor > 0
         return np.where(varies, 1.0 / np.where(varies, self.factor, 1.0), 1.0)
 

@@ -40,9 +40,8 @@ class AttentionInputs(NamedTuple):
     values: Array  # (b, N, D), the keys over (number of keys) · √(number of heads)
 
 
-@dataclass(frozen=True)
-class Hidden:
-    """A frozen layer: its heads (D, M·D), and the matrix (M·D, d) that mixes what they read."""
+class HiddenLayer(NamedTuple):
+    """A frozen layer: its heads (D, M·D), and the matrix (M·D, d) that mixes their features."""
 
     heads: Array
     mix: Array
@@ -54,34 +53,29 @@ class AttentionMap:
 
     weights: Array
     positions: Positions
-    hidden: tuple[Hidden, ...] = ()
+    hidden: tuple[HiddenLayer, ...] = ()
     query: str = "first"  # see `queries.py`
     activation: Activation = RELU
 
     @property
     def unit(self) -> int:
-        """The number of features of one head: blocks of features hold whole heads."""
         return int(self.weights.shape[0])
 
     @property
     def size(self) -> int:
-        """The number of features."""
         return int(self.weights.shape[1])
 
     def like(self, reference: Array) -> AttentionMap:
-        """The same map in the namespace, on the device and with the dtype of `reference`."""
         hidden = [
-            Hidden(backend.like(layer.heads, reference), backend.like(layer.mix, reference))
+            HiddenLayer(*(backend.like(array, reference) for array in layer))
             for layer in self.hidden
         ]
         return replace(self, weights=backend.like(self.weights, reference), hidden=tuple(hidden))
 
     def workspace(self, tokens: int) -> int:
-        """The numbers in use for one head of one example while its features are computed."""
         return 2 * self.unit + tokens
 
     def prepare(self, tokens: Array, mask: Array | None) -> AttentionInputs:
-        """Tokens (b, T, d), finite also where their mask (b, T) is False, for any of the heads."""
         tokens, mask = queries.with_query_first(self.positions(tokens), mask, self.query)
         for layer in self.hidden:
             tokens = _through(layer, tokens, mask, self.activation)
@@ -89,7 +83,6 @@ class AttentionMap:
         return prepared._replace(queries=prepared.queries[:, :1, :])
 
     def features(self, prepared: AttentionInputs, part: slice) -> Array:
-        """The features of whole heads, columns `part` of Φ: (b, columns)."""
         return _read(prepared, self.weights[:, part], self.activation)
 
 
@@ -114,7 +107,7 @@ def draw(
     used = positions.used(varying)
     layers = [_draw_heads(heads, bias, positions, used, stream) for stream in streams]
     hidden = [
-        Hidden(matrices, masked_normal(stream, np.tile(used, heads), used[:-1]))
+        HiddenLayer(matrices, masked_normal(stream, np.tile(used, heads), used[:-1]))
         for matrices, stream in zip(layers[1:], streams[1:], strict=True)
     ]
     return AttentionMap(layers[0], positions, tuple(hidden), query, activation)
@@ -159,12 +152,12 @@ def _draw_heads(
 ) -> np.ndarray[Any, Any]:
     centre = bias_matrix(bias, positions)
     noise = masked_normal(rng, np.ones(heads, bool), used, used) / 2
-    stacked: np.ndarray[Any, Any] = dense.pack(centre + noise)
-    return stacked
+    packed: np.ndarray[Any, Any] = dense.side_by_side(centre + noise)
+    return packed
 
 
 def _extended(tokens: Array, mask: Array | None, heads: int) -> AttentionInputs:
-    """All tokens as queries; keys that are not there are zero and add nothing to any sum."""
+    """All tokens as queries; missing keys are zero."""
     xp = backend.namespace(tokens)
     extended = dense.with_constant(tokens)
     keys = extended[:, 1:, :]
@@ -176,7 +169,7 @@ def _extended(tokens: Array, mask: Array | None, heads: int) -> AttentionInputs:
 
 
 def _read(prepared: AttentionInputs, weights: Array, activation: Activation) -> Array:
-    """What the heads of `weights` (D, h·D) read for every query, (b·queries, h·D)."""
+    """The features of the heads of `weights` (D, h·D) for every query, (b·queries, h·D)."""
     xp = backend.namespace(weights)
     queries, keys, values = prepared
     b, count, size = queries.shape
@@ -185,7 +178,9 @@ def _read(prepared: AttentionInputs, weights: Array, activation: Activation) -> 
     return xp.reshape(activation.apply(scores) @ values, (b * count, -1))
 
 
-def _through(layer: Hidden, tokens: Array, mask: Array | None, activation: Activation) -> Array:
+def _through(
+    layer: HiddenLayer, tokens: Array, mask: Array | None, activation: Activation
+) -> Array:
     """The tokens (b, T, d) after a frozen layer."""
     xp = backend.namespace(tokens)
     size = layer.heads.shape[0]
@@ -199,6 +194,6 @@ def _through(layer: Hidden, tokens: Array, mask: Array | None, activation: Activ
     update = blocks.sum_over(blocks.slices(layer.heads.shape[1] // size, per_head), mixed)
     update = xp.reshape(update, tokens.shape)
     norm = xp.linalg.vector_norm(update, axis=2, keepdims=True)
-    norm = xp.where(norm == 0, xp.ones_like(norm), norm)  # heads that are all silent add nothing
+    norm = xp.where(norm == 0, xp.ones_like(norm), norm)  # all heads may be inactive
     token_norm = xp.linalg.vector_norm(tokens, axis=2, keepdims=True)
     return (tokens + update * (token_norm / norm)) / 2**0.5

@@ -30,20 +30,16 @@ class MLPMap:
 
     @property
     def unit(self) -> int:
-        """The number of features of one neuron."""
         return 1
 
     @property
     def size(self) -> int:
-        """The number of features."""
         return int(self.weights.shape[1])
 
     def like(self, reference: Array) -> MLPMap:
-        """The same map in the namespace, on the device and with the dtype of `reference`."""
         return replace(self, weights=backend.like(self.weights, reference))
 
     def workspace(self, tokens: int) -> int:  # noqa: ARG002 - the same for any number of tokens
-        """The numbers in use for one neuron and one example while its feature is computed."""
         return 2
 
     def prepare(self, tokens: Array, mask: Array | None) -> Array:
@@ -52,7 +48,6 @@ class MLPMap:
         return rows * self.size**-0.5 if self.activation.homogeneous else rows
 
     def features(self, prepared: Array, part: slice) -> Array:
-        """Columns `part` of Φ: (b, columns)."""
         found = self.activation.apply(prepared @ self.weights[:, part])
         return found if self.activation.homogeneous else found * self.size**-0.5
 

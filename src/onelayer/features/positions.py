@@ -1,11 +1,11 @@
-"""Where a token stands, told to a layer that would not know: positional encodings.
+"""Positional encodings of tokens.
 
-The query has position 0 and the keys 1, 2, ..; every encoding has unit norm, as the tokens of the
-first paper have, so that place and content weigh alike there.
+Tokens are counted from 0 in the order of X. Every encoding has unit norm, as the tokens of
+arXiv 2307.11353 have.
 
 - `sinusoidal` adds sines and cosines of geometrically spaced frequencies (arXiv 1706.03762);
-- `learned-random` adds a random direction for each position: what a learned table is at its start;
-- `onehot` appends one coordinate for each position, and so knows only the positions seen at fit.
+- `learned-random` adds a random direction for each position, as a learned table has at its start;
+- `onehot` appends one coordinate for each position, and knows only the positions seen at fit.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Positions:
         return self.dim + (self.longest if self.kind == "onehot" else 0)
 
     def used(self, varying: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
-        """Which coordinates of an encoded token, and of the 1 after it, may be other than zero.
+        """Which coordinates of an encoded token and its constant 1 may be nonzero.
 
-        `varying` (dim,) says it of the tokens themselves; None stands for all.
+        `varying` (dim,) are those of the token itself; None stands for all.
         """
         used = np.ones(self.encoded_dim + 1, bool)
         if varying is not None and self.kind in (None, "onehot"):
@@ -57,7 +57,7 @@ class Positions:
         return used
 
     def __call__(self, tokens: Array) -> Array:
-        """Tokens (n, T, d) with their positions in them, (n, T, encoded_dim)."""
+        """Encoded tokens (n, T, encoded_dim) of tokens (n, T, d)."""
         if self.kind is None:
             return tokens
         count = int(tokens.shape[1])
@@ -73,7 +73,7 @@ class Positions:
         return xp.concat([tokens, xp.broadcast_to(codes, (tokens.shape[0], *codes.shape))], axis=2)
 
     def _table(self, count: int) -> np.ndarray[Any, Any]:
-        """The encodings of positions 0 .. count - 1, the same for every count."""
+        """Encodings of positions 0 .. count - 1, which do not depend on the count."""
         table: np.ndarray[Any, Any]
         if self.kind == "sinusoidal":
             table = _waves(count, self.dim)

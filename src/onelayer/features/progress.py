@@ -1,6 +1,7 @@
-"""Progress of a fit, told to the callbacks that scikit-learn's users set on an estimator.
+"""Progress of a fit, reported to the callbacks of scikit-learn.
 
-Whoever works through many parts takes a `Track` and lets the parts pass through it.
+These callbacks count the parts of a stage, so work with many parts passes them through a `Track`
+instead of reporting the share that is done.
 """
 
 from __future__ import annotations
@@ -9,45 +10,39 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
-from onelayer.data.chunks import Progress
+from onelayer.data.progress import Progress
 
 Part = TypeVar("Part")
 
 
 class Track(Protocol):
-    """Passes on the parts of a stage of the work one by one, and may tell somebody of them."""
+    """Yields the parts of a stage one by one and reports each."""
 
     def __call__(self, parts: Sequence[Part], stage: str) -> Iterator[Part]: ...
 
 
 def untracked(parts: Sequence[Part], stage: str) -> Iterator[Part]:  # noqa: ARG001
-    """The parts, with nobody watching."""
+    """The parts, without a report."""
     return iter(parts)
 
 
 def ticking(track: Track, steps: int, stage: str) -> Progress:
-    """A function that tells the track, whenever it is called, that one more of the steps is done.
-
-    >>> told = ticking(lambda parts, stage: map(print, parts), 2, "stage")
-    0
-    >>> told(0.5)
-    1
-    """
+    """A `Progress` that reports one more of the steps to the track at every call."""
     parts = track(range(steps), stage)
+    next(parts, None)  # the first step begins
 
-    def told(_share: float) -> None:
+    def tick(_share: float) -> None:
         next(parts, None)
 
-    told(0.0)  # the first step begins
-    return told
+    return tick
 
 
 @contextmanager
 def reporting(estimator: Any, task: str) -> Iterator[Track]:
-    """A `Track` that tells the callbacks of the estimator of every stage and part of the task.
+    """A `Track` that reports every stage and part of a task to the callbacks of the estimator.
 
-    For use in a method under `sklearn.callback.with_callbacks`, which tears the callbacks down,
-    also after an error; the task itself is told to have ended only where there was none.
+    It is for functions under `sklearn.callback.with_callbacks`, which tears the callbacks down,
+    also after an error; the end of the task is reported only if there was none.
     """
     root = estimator._init_callback_context(task_name=task, max_subtasks=None)
     root.call_on_fit_task_begin(estimator=estimator)

@@ -1,14 +1,12 @@
 """Which token of an example is its query, and which are its keys.
 
 - `first`: token 0 is the query, the others are keys;
-- `last`: the last token that is there is the query, those before it are keys;
+- `last`: the last existing token is the query, those before it are keys;
 - `mean`: the query is the mean of all tokens, and all tokens are keys;
-- `none`: there is no query. All tokens are keys, and in the place of the query stands a zero
-  vector, so that with the constant 1 it is x̃_0 = [0; 1] for every example: an attention layer is
-  then a function of the set of keys alone, the average of a function of each.
+- `none`: all tokens are keys and the query is a zero vector, so that x̃_0 = [0; 1] for every
+  example: attention is then an average of a function of each key.
 
-Tokens have their positions in them before one of them becomes the query: they are counted from 0
-in the order in which they are given, whichever of them is the query.
+Positions are encoded before a token becomes the query: they count tokens in the order of X.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ KINDS = ("first", "mean", "last", "none")
 
 
 def checked(query: Any) -> str:
-    """One of the kinds of queries."""
+    """A kind of query, checked."""
     if not isinstance(query, str) or query not in KINDS:
         expected = ", ".join(map(repr, KINDS))
         raise ValueError(f"query is {query!r}, expected one of {expected}")
@@ -30,17 +28,17 @@ def checked(query: Any) -> str:
 
 
 def least_tokens(query: str) -> int:
-    """How many tokens an example has at least: a query and a key, or a key."""
+    """The fewest tokens of an example: a query and a key, or a key."""
     return 2 if query in ("first", "last") else 1
 
 
 def keys(query: str, tokens: int) -> int:
-    """How many keys there are among so many tokens."""
+    """The number of keys among tokens."""
     return tokens - 1 if query in ("first", "last") else tokens
 
 
 def with_query_first(tokens: Array, mask: Array | None, query: str) -> tuple[Array, Array | None]:
-    """Tokens (b, T, d) and their mask in the order that heads read: the query, then the keys."""
+    """Tokens (b, T, d) and their mask with the query first, then the keys."""
     if query == "first":
         return tokens, mask
     xp = backend.namespace(tokens)
@@ -56,7 +54,7 @@ def with_query_first(tokens: Array, mask: Array | None, query: str) -> tuple[Arr
 
 
 def _shares(tokens: Array, mask: Array | None, query: str) -> Array:
-    """How much each token adds to the query, (b, T)."""
+    """The weights of tokens in the query, (b, T)."""
     xp = backend.namespace(tokens)
     shape = tuple(tokens.shape[:2])
     if query == "none":

@@ -15,7 +15,7 @@ def parts():
 
 def test_parts_stand_side_by_side_with_zeros_below(xp_array):
     columns = Columns(SIZES, TARGETS)
-    matrix = columns.spread([xp_array(part) for part in parts()])
+    matrix = columns.side_by_side([xp_array(part) for part in parts()])
     assert matrix.shape == (6, 6)
     for size, part, column in zip(SIZES, parts(), columns.split(matrix), strict=True):
         np.testing.assert_array_equal(to_numpy(column)[:size], part)
@@ -25,7 +25,7 @@ def test_parts_stand_side_by_side_with_zeros_below(xp_array):
 def test_rows_beyond_a_size_are_cleared(xp_array):
     columns = Columns(SIZES, TARGETS)
     cleared = to_numpy(columns.cleared(xp_array(np.ones((6, 6)))))
-    expected = columns.spread([np.ones((size, TARGETS)) for size in SIZES])
+    expected = columns.side_by_side([np.ones((size, TARGETS)) for size in SIZES])
     np.testing.assert_array_equal(cleared, expected)
 
 
@@ -37,7 +37,7 @@ def test_leading_blocks_of_one_factor_solve_every_size(xp_array):
     lower = np.tril(np.random.default_rng(1).standard_normal((6, 6))) + 4 * np.eye(6)
     matrix = lower @ lower.T
     columns = Columns(SIZES, TARGETS)
-    right = columns.spread([xp_array(part) for part in parts()])
+    right = columns.side_by_side([xp_array(part) for part in parts()])
     solved = columns.split(nested_sizes.solve(xp_array(lower), right, columns))
     for size, part, column in zip(SIZES, parts(), solved, strict=True):
         expected = np.linalg.solve(matrix[:size, :size], part)
@@ -48,7 +48,7 @@ def test_leading_blocks_of_one_factor_solve_every_size(xp_array):
 def test_products_leave_out_what_is_zero(xp_array):
     columns = Columns(SIZES, TARGETS)
     panel = np.random.default_rng(2).standard_normal((6, 4))
-    dual = columns.spread(parts())
+    dual = columns.side_by_side(parts())
     weights = columns.weights(xp_array(panel), xp_array(dual))
     np.testing.assert_allclose(to_numpy(weights), panel.T @ dual, rtol=1e-12)
     fitted = xp_array(np.ones((6, 6)))

@@ -40,19 +40,27 @@ def _panel_bytes(sample: Array) -> int:
 
 
 class FeatureMap(Protocol):
-    """From tokens to features: `prepare` what all features share, then compute some columns.
-
-    There are `size` features in whole units: the features of one head, or one neuron.
-    """
+    """From tokens to features: `prepare` what all features share, then compute some columns."""
 
     @property
-    def unit(self) -> int: ...
+    def unit(self) -> int:
+        """The number of features of one head or neuron; columns come in whole units."""
+
     @property
-    def size(self) -> int: ...
-    def like(self, reference: Array) -> Self: ...
-    def workspace(self, tokens: int) -> int: ...
-    def prepare(self, tokens: Array, mask: Array | None) -> Any: ...
-    def features(self, prepared: Any, part: slice) -> Array: ...
+    def size(self) -> int:
+        """The number of features."""
+
+    def like(self, reference: Array) -> Self:
+        """The same map in the namespace, on the device and with the dtype of `reference`."""
+
+    def workspace(self, tokens: int) -> int:
+        """How many numbers are in use for one unit of one example."""
+
+    def prepare(self, tokens: Array, mask: Array | None) -> Any:
+        """Tokens (b, T, d), finite also where their mask (b, T) is False, for `features`."""
+
+    def features(self, prepared: Any, part: slice) -> Array:
+        """Columns `part` of Φ, in whole units: (b, columns)."""
 
 
 class Panels:

@@ -1,29 +1,27 @@
-"""An intercept that is not penalised, exactly, in every form of ridge regression.
+"""Ridge regression with an intercept that is not penalised, exactly, in every form of the solver.
 
 The objective is |S (Φ v + b 1 - y)|² + α |v|², where S holds the square roots of the weights. Here
-Φ and y have their rows scaled by S already, and s = S 1 stands where 1 stood.
+the rows of Φ and y are multiplied by S already, and s = S 1 takes the place of 1.
 
 With K = Φ Φᵀ the solution is v = Φᵀ c, where c and b solve the bordered system
 
     (K + α) c + b s = y,    sᵀ c = 0.
 
-There are two ways to solve it. Eliminating c takes one more right side, for any way of solving with
-K + α and for every leading block of it:
+Eliminating c takes one more right side, for any way of solving with K + α and for every leading
+block of it (`BorderedTargets`):
 
     c = z - b u,    b = sᵀ z / sᵀ u,    where (K + α) z = y and (K + α) u = s.
 
-Eliminating the constraint leaves a problem of one unknown less. With the columns of Q an
-orthonormal basis of the vectors orthogonal to s,
+Eliminating the constraint leaves a problem with one unknown less, for eigendecompositions
+(`Reflection`). With the columns of Q an orthonormal basis of the vectors orthogonal to s,
 
-    c = Q (Qᵀ K Q + α)⁻¹ Qᵀ y,
+    c = Q (Qᵀ K Q + α)⁻¹ Qᵀ y.
 
-in which Q comes from a Householder reflection. This way serves eigenvalues.
+With G = Φᵀ Φ, features and targets minus their weighted means m and μ have the same v, and
+b = μ - mᵀ v (`Centre`). Means and products about them are merged as in `scores.py`.
 
-With G = Φᵀ Φ, features and targets less their weighted means m and μ have the same v, and
-b = μ - mᵀ v. Means and products about them are merged as in `scores.py`.
-
-Targets are always taken less a mean first, so that however large an offset they have, no digits of
-their variation are lost.
+A mean is always subtracted from the targets first, so that a large offset costs no digits of their
+variation.
 """
 
 from __future__ import annotations
@@ -31,8 +29,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from onelayer.array import backend, linalg
 from onelayer.array.backend import Array
+from onelayer.features.solvers.solution import RidgeSolution
 
 
 def mean_target(ones: Array, targets: Array) -> Array:
@@ -41,27 +42,39 @@ def mean_target(ones: Array, targets: Array) -> Array:
     return (ones @ targets) / (total if total > 0 else 1.0)
 
 
-def bordered(targets: Array, ones: Array) -> tuple[Array, Array]:
-    """Targets less their mean with s as one more column, (n, t + 1), and that mean (t,)."""
-    xp = backend.namespace(targets)
-    mean = mean_target(ones, targets)
-    return xp.concat([targets - ones[:, None] * mean, ones[:, None]], axis=1), mean
+class BorderedTargets(NamedTuple):
+    """Right sides to solve for; without an intercept they are the targets."""
 
+    right: Array  # targets minus their mean, with s as one more column: (n, t + 1)
+    mean: Array  # (t,)
+    ones: Array | None  # s (n,); None without an intercept
 
-def unbordered(coefficients: Array, dual: Array, ones: Array) -> tuple[Array, Array]:
-    """Coefficients (rows, t) and b (t,) from those of bordered targets, (rows, t + 1).
+    @classmethod
+    def of(cls, targets: Array, ones: Array | None) -> BorderedTargets:
+        if ones is None:
+            return cls(targets, backend.zeros((targets.shape[1],), targets), None)
+        mean = mean_target(ones, targets)
+        columns = [targets - ones[:, None] * mean, ones[:, None]]
+        return cls(backend.namespace(targets).concat(columns, axis=1), mean, ones)
 
-    `dual` (n, t + 1) solves for all of these columns; coefficients may be linear in it.
-    """
-    projected = ones @ dual
-    last = float(projected[-1])
-    intercept = projected[:-1] / (last if last != 0 else 1.0)
-    return coefficients[:, :-1] - coefficients[:, -1:] * intercept, intercept
+    def solution(self, coefficients: Array, dual: Array, alpha: float) -> RidgeSolution:
+        """The solution from coefficients (rows, t + 1) and dual (s, t + 1) for the right sides.
+
+        It is that of the first s examples; coefficients may be linear in the dual ones.
+        """
+        alphas = np.full(self.mean.shape[0], alpha)
+        if self.ones is None:
+            return RidgeSolution(coefficients, alphas, self.mean)
+        projected = self.ones[: dual.shape[0]] @ dual
+        last = float(projected[-1])
+        intercept = projected[:-1] / (last if last != 0 else 1.0)
+        coefficients = coefficients[:, :-1] - coefficients[:, -1:] * intercept
+        return RidgeSolution(coefficients, alphas, self.mean + intercept)
 
 
 @dataclass(frozen=True, eq=False)
 class Reflection:
-    """The basis Q (n, n - 1) of the vectors orthogonal to s, and what it makes of a kernel matrix.
+    """The basis Q (n, n - 1) of the vectors orthogonal to s, and its products with K.
 
     The Householder matrix H = 1 - β v vᵀ with v = s/|s| + e_0 maps s to a multiple of e_0: Q is H
     without its first column.
@@ -82,7 +95,7 @@ class Reflection:
 
     @property
     def mean(self) -> float:
-        """sᵀ K s / sᵀ s: the size of the features' mean in K."""
+        """sᵀ K s / sᵀ s: the part of K that the mean of the features has."""
         return float(self.ones @ self.image) / float(self.ones @ self.ones)
 
     def reduced(self, kernel: Array) -> Array:
@@ -120,7 +133,7 @@ class Centre(NamedTuple):
 
     @property
     def size(self) -> float:
-        """The eigenvalue, or nearly, that the means add to Φᵀ Φ."""
+        """About the eigenvalue that the means add to Φᵀ Φ."""
         return self.weight * float(self.features @ self.features)
 
     def merged(self, other: Centre) -> tuple[Centre, Array, Array]:
@@ -136,7 +149,7 @@ class Centre(NamedTuple):
         return both, size * features, size * targets
 
     def centred(self, features: Array, targets: Array, ones: Array) -> tuple[Array, Array]:
-        """Scaled rows of features, in their own memory, and of targets, less the means."""
+        """Scaled rows of features, in their own memory, and of targets, minus the means."""
         centred = linalg.less_outer(features, ones, self.features)
         return centred, targets - ones[:, None] * self.targets
 

@@ -1,13 +1,13 @@
-"""The penalty α of least leave-one-out error, from one eigendecomposition, for every target.
+"""The penalty α of least leave-one-out error for every target, from one eigendecomposition.
 
-With K = Φ Φᵀ = U diag(λ) Uᵀ and c = (K + α)⁻¹ y, the error at example i of the regression on all
-others is
+With K = Φ Φᵀ = U diag(λ) Uᵀ and c = (K + α)⁻¹ y, the regression on all examples but i has at i the
+error
 
     c_i / ((K + α)⁻¹)_ii,
 
 and with G = Φᵀ Φ = V diag(λ) Vᵀ the same number is (y - Φ v)_i / (1 - h_i), h the diagonal of
-Φ (G + α)⁻¹ Φᵀ: a product for every α, and no regression is ever repeated. The squares of these
-errors are a sum over examples, and computed where the examples are.
+Φ (G + α)⁻¹ Φᵀ: one product for every α. The squares of these errors are a sum over examples,
+computed where the examples are.
 
 With an intercept (see `intercept.py`) the first formula holds with Q (Qᵀ K Q + α)⁻¹ Qᵀ in place of
 (K + α)⁻¹, and the second with centred features and targets, h_i gaining the share of example i in
@@ -51,7 +51,7 @@ def by_kernel(kernel: Array, targets: Array, ones: Array | None = None) -> Ridge
 
 
 def _eigh_or_empty(matrix: Array) -> tuple[Array, Array]:
-    """`linalg.eigh`, also of the matrix that one example leaves: (0, 0)."""
+    """`linalg.eigh`, also of an empty matrix, which a single example leaves."""
     return linalg.eigh(matrix) if matrix.shape[0] > 0 else (backend.zeros((0,), matrix), matrix)
 
 
@@ -89,14 +89,16 @@ def by_features(
     if centre is not None:
         values, path = _above_noise(values, centre.size)
     rotated = backend.transpose(vectors) @ moments
-    spectrum = _Spectrum(vectors, _inverse(values, path), rotated, _nonzero(largest), centre)
+    spectrum = _LeaveOneOutFactors(
+        vectors, _inverse(values, path), rotated, _nonzero(largest), centre
+    )
     ticks = ticking(track, design.steps, "left out")
     errors = design.sum(_left_out, spectrum, progress=ticks)
     return _with_the_best(values, vectors, rotated, path, errors)
 
 
-class _Spectrum(NamedTuple):
-    """What the errors of all examples are computed from."""
+class _LeaveOneOutFactors(NamedTuple):
+    """What the leave-one-out errors of a chunk are computed from."""
 
     vectors: Array  # (p, p)
     inverse: Array  # (p, alphas)
@@ -106,7 +108,7 @@ class _Spectrum(NamedTuple):
 
 
 def _left_out(
-    phi: Panels, targets: Array, spectrum: _Spectrum, progress: Progress
+    phi: Panels, targets: Array, spectrum: _LeaveOneOutFactors, progress: Progress
 ) -> np.ndarray[Any, Any]:
     """The squared errors of all examples when they are left out, (alphas, t)."""
     vectors, inverse, rotated, size, centre = spectrum
@@ -140,7 +142,7 @@ def _nonzero(largest: Array) -> Array:
 
 
 def _path(values: Array) -> np.ndarray[Any, Any]:
-    """The α to try: down to where rounding errors of the eigenvalues take over."""
+    """The α to try, above the rounding errors of the eigenvalues."""
     largest = float(values[-1])
     least = values.shape[0] * backend.epsilon(values)
     path: np.ndarray[Any, Any] = (largest if largest > 0 else 1.0) * _PATH[least <= _PATH]
@@ -148,10 +150,10 @@ def _path(values: Array) -> np.ndarray[Any, Any]:
 
 
 def _above_noise(values: Array, mean: float) -> tuple[Array, np.ndarray[Any, Any]]:
-    """Eigenvalues about a mean, zero where they are rounding errors, and the α to try.
+    """Eigenvalues about a mean, zero if they are rounding errors, and the α to try.
 
-    `mean` is the eigenvalue, or nearly, that was taken out with the mean of the features: rounding
-    errors are as large as it. Features that vary by no more than these are not to be fitted.
+    `mean` is about the eigenvalue that was removed with the mean of the features; rounding errors
+    are relative to it. Features that vary by no more than these are not fitted.
     """
     xp = backend.namespace(values)
     largest = float(values[-1]) if values.shape[0] > 0 else 0.0
@@ -178,7 +180,7 @@ def _with_the_best(
 ) -> tuple[Array, np.ndarray[Any, Any]]:
     """The coefficients of the α of least error (alphas, t) for every target, and these α.
 
-    Of several that are as good, the largest: which of them rounding favours must not matter.
+    Of equally good ones the largest is taken, so that rounding does not decide.
     """
     as_good = errors <= errors.min(axis=0) * (1 + 1e-9)
     alphas = path[path.size - 1 - np.argmax(as_good[::-1], axis=0)]

@@ -1,18 +1,18 @@
-"""Ridge regression at half the precision with all of the accuracy.
+"""Ridge regression in float32 with the accuracy of float64.
 
-The product K = Φ Φᵀ is nearly all of the work, and twice as fast in float32. A factor of it in
-float32 serves as an approximate inverse of K + α: coefficients c are corrected by solving for the
-residual y - Φ (Φᵀ c) - α c, computed in float64 from the features themselves, until nothing is left
-of it. A round costs as much as a few predictions and gains three or four digits.
+The product K = Φ Φᵀ is nearly all of the work, and twice as fast in float32. Its factor in float32
+is an approximate inverse of K + α: coefficients c are corrected by solving for the residual
+y - Φ (Φᵀ c) - α c, computed in float64 from the features, until it is small. A round costs as much
+as a few predictions and gains three or four digits.
 
 Features have a large mean, since relu(.) >= 0, so that K has one eigenvalue far above all others;
-rounding errors of the factor are as large as it, and would hide α. So the mean is taken out, panel
-by panel: with m the mean feature of a panel Φ_b at unit length, and u = Φ_b m,
+rounding errors of the factor are as large as it and would hide α. So the mean is removed panel by
+panel: with m the mean feature of a panel Φ_b at unit length, and u = Φ_b m,
 
     Φ_b Φ_bᵀ = (Φ_b - u mᵀ)(Φ_b - u mᵀ)ᵀ + u uᵀ,
 
-exactly, as Φ_b - u mᵀ is orthogonal to m. The first terms are factored; the second make a matrix of
-low rank, which the formula of Woodbury adds to the inverse.
+exactly, as Φ_b - u mᵀ is orthogonal to m. The first terms are factored; the second form a matrix of
+low rank, which Woodbury's formula adds to the inverse.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from onelayer.features.solvers.design import Panels
 from onelayer.features.solvers.nested_sizes import Columns
 
 _ROUNDS = 10
-_PROGRESS = 0.3  # a round that leaves more of the residual than this is not worth it
+_PROGRESS = 0.3  # stop if a round leaves more of the residual than this
 _SETTLED = 1e-9  # relative to the targets; weights are then right to about 1e-10
 
 
@@ -50,7 +50,7 @@ def solve(
     inverse = _approximate_inverse(phi.single(), alpha, columns, track)
     if inverse is None:
         return None
-    right = columns.spread([targets[:size, :] for size in sizes])
+    right = columns.side_by_side([targets[:size, :] for size in sizes])
     dual = backend.zeros(right.shape, right)
     weights = backend.zeros((phi.columns, right.shape[1]), right)
     residual, error, settled = right, np.inf, 0
@@ -78,16 +78,16 @@ class _Inverse:
 
     lower: Array  # L (n, n)
     spikes: Array  # U (n, r)
-    answers: list[Array]  # for every size, (L Lᵀ)⁻¹ U (1 + Uᵀ (L Lᵀ)⁻¹ U)⁻¹, (n, r)
+    woodbury: list[Array]  # for every size, (L Lᵀ)⁻¹ U (1 + Uᵀ (L Lᵀ)⁻¹ U)⁻¹, (n, r)
     columns: Columns
 
     def times(self, right: Array, first: int) -> Array:
         """The inverse times the columns of all sizes but the first ones, in float64."""
         columns = self.columns.after(first)
         found = backend.double(nested_sizes.solve(self.lower, backend.single(right), columns))
-        for i, answer in enumerate(self.answers[first:]):
+        for i, factor in enumerate(self.woodbury[first:]):
             part = found[:, columns.of(i)]
-            found[:, columns.of(i)] = part - answer @ (backend.transpose(self.spikes) @ part)
+            found[:, columns.of(i)] = part - factor @ (backend.transpose(self.spikes) @ part)
         return found
 
 
@@ -108,8 +108,8 @@ def _approximate_inverse(
     if lower is None:
         return None
     together = xp.stack(spikes, axis=1)
-    answers = _answers(lower, together, Columns(columns.sizes, len(spikes)))
-    return _Inverse(lower, backend.double(together), answers, columns)
+    woodbury = _woodbury(lower, together, Columns(columns.sizes, len(spikes)))
+    return _Inverse(lower, backend.double(together), woodbury, columns)
 
 
 def _unit(vector: Array) -> Array:
@@ -118,10 +118,10 @@ def _unit(vector: Array) -> Array:
     return vector / length if length > 0 else vector
 
 
-def _answers(lower: Array, spikes: Array, columns: Columns) -> list[Array]:
+def _woodbury(lower: Array, spikes: Array, columns: Columns) -> list[Array]:
     """(L Lᵀ)⁻¹ U (1 + Uᵀ (L Lᵀ)⁻¹ U)⁻¹ on the first s examples, for every size s."""
     xp = backend.namespace(spikes)
-    right = columns.spread([spikes[:size, :] for size in columns.sizes])
+    right = columns.side_by_side([spikes[:size, :] for size in columns.sizes])
     solved = columns.split(backend.double(nested_sizes.solve(lower, right, columns)))
     transposed = backend.transpose(backend.double(spikes))
     one = xp.eye(spikes.shape[1], dtype=transposed.dtype, device=backend.device(spikes))
@@ -134,7 +134,7 @@ def _answers(lower: Array, spikes: Array, columns: Columns) -> list[Array]:
 
 
 def _predictions(phi: Panels, dual: Array, columns: Columns, track: Track) -> tuple[Array, Array]:
-    """The weights Φᵀ c and what they predict, Φ Φᵀ c, for the problems of all sizes."""
+    """The weights Φᵀ c and their predictions Φ Φᵀ c, for the problems of all sizes."""
     weights = backend.zeros((phi.columns, dual.shape[1]), dual)
     fitted = backend.zeros(dual.shape, dual)
     for part in track(phi.column_panels(), "correction"):

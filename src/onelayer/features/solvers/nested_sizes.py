@@ -1,9 +1,9 @@
 """Problems on the first s examples, for many s, as columns of one matrix.
 
 If K + α = L Lᵀ over all examples, the leading block of L factors the problem on the first s of
-them: one factorization serves every sample size. The right sides of all sizes stand side by side,
-those of size s zero from row s on. L⁻¹ leaves the first s rows of such a column right, and L⁻ᵀ of a
-column that is zero from row s on stays zero there: whole columns can be solved for together.
+them: one factorization serves every sample size. The right sides of all sizes are columns of one
+matrix, those of size s zero from row s on. L⁻¹ is right in the first s rows of such a column, and
+L⁻ᵀ of a column that is zero from row s on is zero there: all columns are solved together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import pairwise
 from onelayer.array import backend, blocks, linalg
 from onelayer.array.backend import Array
 
-_PIECE = 512  # rows or columns of a panel that a thread takes at a time
+_PIECE = 512  # rows or columns of a panel for one thread at a time
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Columns:
         return slice(i * self.targets, (i + 1) * self.targets)
 
     def after(self, count: int) -> Columns:
-        """The same without the first sizes."""
+        """The columns of all but the first sizes."""
         return Columns(self.sizes[count:], self.targets)
 
-    def spread(self, parts: Sequence[Array]) -> Array:
+    def side_by_side(self, parts: Sequence[Array]) -> Array:
         """Parts (s, t) side by side, zeros below them."""
         matrix = backend.zeros((self.sizes[-1], len(parts) * self.targets), parts[0])
         for i, part in enumerate(parts):
@@ -51,8 +51,8 @@ class Columns:
         return matrix
 
     def weights(self, panel: Array, dual: Array) -> Array:
-        """panelᵀ @ dual, without what is zero: rows of a panel count for the sizes beyond them."""
-        few = backend.transpose(dual)  # few rows times a panel take half the time of its transpose
+        """panelᵀ @ dual, skipping zeros: rows of a panel count for the sizes beyond them."""
+        few = backend.transpose(dual)  # twice as fast as a product with panelᵀ
         found = backend.zeros((few.shape[0], panel.shape[1]), panel)
 
         def fill(part: slice) -> None:

@@ -1,23 +1,21 @@
 """Ridge regression on features, for many targets and many sample sizes at once.
 
 The objective is |Φ v - y|² + α |v|². With K = Φ Φᵀ the minimiser is v = Φᵀ c, (K + α) c = y, and
-with G = Φᵀ Φ it is (G + α) v = Φᵀ y: the smaller of the two is solved, the first where there are
-fewer examples than features.
+with G = Φᵀ Φ it is (G + α) v = Φᵀ y. The smaller of the two is solved: the first with fewer
+examples than features.
 
-For a given α all sample sizes up to the number of features come from one factorization of K + α,
-see `nested_sizes.py`; where that is large it is solved at half the precision and corrected, see
-`mixed_precision.py`. Larger sizes share the sums that make G, each factors its own. α may be chosen
-by leave-one-out, from an eigendecomposition for every size, see `leave_one_out.py`.
+For a given α all sample sizes up to the number of features come from one factorization of K + α
+(`nested_sizes.py`); if it is large it is computed in float32 and corrected (`mixed_precision.py`).
+Larger sizes share the sums that make up G, and each factors its own. α may be chosen by
+leave-one-out, from an eigendecomposition for every size (`leave_one_out.py`). An intercept is exact
+in all of these forms (`intercept.py`).
 
-An intercept is not penalised and exact in every one of these forms, see `intercept.py`.
+G and Φᵀ y are sums over examples, computed chunk by chunk where the examples are. For K all
+examples are collected in memory.
 
-G and Φᵀ y are sums over examples, and computed chunk by chunk where the examples live. For K all
-examples meet all others: they are brought here.
-
-On a GPU all is as in memory. What is large and only an approximation is in float32, which GPUs are
-made for: K and its factor, in `mixed_precision.py`. What the result rests on is in float64, slower
-as it may be there: the residuals that correct for that factor, and G, whose condition is the square
-of that of Φ and has nothing to correct it.
+On a GPU the large approximations, K and its factor in `mixed_precision.py`, are in float32. Numbers
+that determine the result are in float64, although slower there: residuals that correct for the
+factor, and G, whose condition number is the square of that of Φ.
 """
 
 from __future__ import annotations
@@ -36,12 +34,12 @@ from onelayer.data.progress import Progress
 from onelayer.features.progress import Track, ticking, untracked
 from onelayer.features.solvers import intercept, leave_one_out, mixed_precision, nested_sizes
 from onelayer.features.solvers.design import Design, Panels
-from onelayer.features.solvers.intercept import Centre, Reflection
+from onelayer.features.solvers.intercept import BorderedTargets, Centre, Reflection
 from onelayer.features.solvers.nested_sizes import Columns
 from onelayer.features.solvers.solution import Alpha, RidgeSolution
 
-_MIXED_FROM = 2e10  # operations: what takes fewer is done in float64 at once
-_LARGEST_ALPHA = 1e30  # that float32 has room for
+_MIXED_FROM = 2e10  # operations; smaller problems are solved in float64
+_LARGEST_ALPHA = 1e30  # that does not overflow in float32
 
 
 def solve_features(
@@ -73,42 +71,18 @@ def solve_kernel(
     (n,), a constant 1 with rows scaled as those of the kernel and of the targets are, there is an
     intercept.
     """
+    leading = [(kernel[:s, :s], targets[:s, :], None if ones is None else ones[:s]) for s in sizes]
     if alpha is None:
-        return [
-            leave_one_out.by_kernel(kernel[:s, :s], targets[:s, :], _first(ones, s)) for s in sizes
-        ]
-    right, mean = _bordered(targets, ones)
+        return [leave_one_out.by_kernel(*problem) for problem in leading]
     lower = _factor(kernel, alpha)
     if lower is None:  # perhaps only the largest problems are singular
-        return [
-            _solve_one_kernel(kernel[:s, :s], targets[:s, :], alpha, _first(ones, s)) for s in sizes
-        ]
-    columns = Columns(sizes, right.shape[1])
-    solved = nested_sizes.solve(lower, columns.spread([right[:s, :] for s in sizes]), columns)
-    dual = [c[:s, :] for s, c in zip(sizes, columns.split(solved), strict=True)]
-    return [_unbordered(c, c, _first(ones, c.shape[0]), mean, alpha) for c in dual]
-
-
-def _first(ones: Array | None, size: int) -> Array | None:
-    return None if ones is None else ones[:size]
-
-
-def _bordered(targets: Array, ones: Array | None) -> tuple[Array, Array]:
-    """The right sides to solve for, and what was subtracted from the targets."""
-    if ones is None:
-        return targets, backend.zeros((targets.shape[1],), targets)
-    return intercept.bordered(targets, ones)
-
-
-def _unbordered(
-    coefficients: Array, dual: Array, ones: Array | None, mean: Array, alpha: float
-) -> RidgeSolution:
-    """What was found for the right sides of `_bordered`."""
-    chosen = np.full(mean.shape[0], alpha)
-    if ones is None:
-        return RidgeSolution(coefficients, chosen, mean)
-    coefficients, constant = intercept.unbordered(coefficients, dual, ones)
-    return RidgeSolution(coefficients, chosen, mean + constant)
+        return [_solve_one_kernel(*problem, alpha) for problem in leading]
+    bordered = BorderedTargets.of(targets, ones)
+    columns = Columns(sizes, bordered.right.shape[1])
+    right = columns.side_by_side([bordered.right[:s, :] for s in sizes])
+    solved = columns.split(nested_sizes.solve(lower, right, columns))
+    dual = [c[:s, :] for s, c in zip(sizes, solved, strict=True)]
+    return [bordered.solution(c, c, alpha) for c in dual]
 
 
 def _factor(matrix: Array, alpha: float, rounding: float = 0.0) -> Array | None:
@@ -122,7 +96,7 @@ def _factor(matrix: Array, alpha: float, rounding: float = 0.0) -> Array | None:
     lower = linalg.cholesky(shifted)
     if lower is None:
         return None
-    # A pivot is what is left of its diagonal entry: no row's own scale can hide or feign a loss.
+    # Pivots relative to their diagonal entries do not depend on the scale of a row.
     left = xp.linalg.diagonal(lower) ** 2 / (xp.linalg.diagonal(matrix) + alpha + rounding)
     return lower if float(xp.min(left)) > matrix.shape[0] * backend.epsilon(matrix) else None
 
@@ -139,19 +113,19 @@ def _solve_one(matrix: Array, right: Array, alpha: float, rounding: float) -> Ar
 
 
 def _solve_one_kernel(
-    kernel: Array, targets: Array, alpha: float, ones: Array | None
+    kernel: Array, targets: Array, ones: Array | None, alpha: float
 ) -> RidgeSolution:
-    """The same for the dual coefficients of a kernel, which may be singular.
+    """Dual coefficients of one size, for a kernel that may be singular.
 
-    Its rows and columns are scaled to a diagonal of ones: an example far larger than the others
-    would leave no digits for them. All solutions c give the same weights Φᵀ c. For products of
-    features it would change which of many weights are the smallest.
+    If it is, its rows and columns are scaled to a diagonal of ones: an example far larger than the
+    others would leave no digits for them. All solutions c give the same weights Φᵀ c. For products
+    of features, scaling would change which of many weights are the smallest.
     """
-    right, mean = _bordered(targets, ones)
+    bordered = BorderedTargets.of(targets, ones)
     lower = _factor(kernel, alpha)
     if lower is not None:
-        dual = _solved(lower, right)
-        return _unbordered(dual, dual, ones, mean, alpha)
+        dual = _solved(lower, bordered.right)
+        return bordered.solution(dual, dual, alpha)
     _warn_singular(alpha)
     xp = backend.namespace(kernel)
     shifted = backend.copied(kernel)
@@ -159,17 +133,16 @@ def _solve_one_kernel(
     diagonal = xp.linalg.diagonal(shifted)
     scale = xp.where(diagonal > 0, diagonal, xp.ones_like(diagonal)) ** -0.5
     shifted = shifted * scale[:, None] * scale[None, :]
-    chosen = np.full(targets.shape[1], alpha)
+    alphas = np.full(targets.shape[1], alpha)
     if ones is None:
-        return RidgeSolution(
-            scale[:, None] * _smallest(shifted, right * scale[:, None]), chosen, mean
-        )
+        dual = _smallest(shifted, targets * scale[:, None])
+        return RidgeSolution(scale[:, None] * dual, alphas, bordered.mean)
     reflection = Reflection.of(shifted, ones * scale)
-    centred = right[:, :-1] * scale[:, None]
+    centred = bordered.right[:, :-1] * scale[:, None]
     reduced = reflection.reduced(shifted)
     dual = reflection.expand(_smallest(reduced, reflection.project(centred), reflection.mean))
-    constant = reflection.intercept(centred, dual)
-    return RidgeSolution(scale[:, None] * dual, chosen, mean + constant)
+    intercept = bordered.mean + reflection.intercept(centred, dual)
+    return RidgeSolution(scale[:, None] * dual, alphas, intercept)
 
 
 def _solved(lower: Array, right: Array) -> Array:
@@ -206,23 +179,23 @@ def _by_kernel(
 ) -> list[RidgeSolution]:
     """For no more examples than features.
 
-    Brought here, n examples of T tokens are n·T·d <= p·T·d numbers: fewer than the p x p that
-    would travel otherwise, unless an example alone has more numbers than there are features.
+    All n examples of T tokens are n·T·d <= p·T·d numbers: fewer than the p x p of G, unless one
+    example has more numbers than there are features.
     """
     phi, targets = design.between(0, sizes[-1]).here()
     ones = phi.ones if fit_intercept else None
     large = phi.rows**2 * phi.columns >= _MIXED_FROM
     if alpha is not None and large and alpha < _LARGEST_ALPHA:
-        right, mean = _bordered(targets, ones)
-        settled = mixed_precision.solve(phi, right, alpha, sizes, track)
+        bordered = BorderedTargets.of(targets, ones)
+        settled = mixed_precision.solve(phi, bordered.right, alpha, sizes, track)
         if settled is not None:
             return [
-                _unbordered(weights, dual[:size, :], _first(ones, size), mean, alpha)
+                bordered.solution(weights, dual[:size, :], alpha)
                 for size, (weights, dual) in zip(sizes, settled, strict=True)
             ]
     found = solve_kernel(_gram(phi, track), targets, alpha, sizes, ones)
     columns = Columns(sizes, targets.shape[1])
-    dual = columns.spread([one.coefficients for one in found])
+    dual = columns.side_by_side([one.coefficients for one in found])
     weights = columns.split(_weights(phi, dual, columns, track))
     return [one._replace(coefficients=v) for one, v in zip(found, weights, strict=True)]
 
@@ -248,7 +221,7 @@ def _weights(phi: Panels, dual: Array, columns: Columns, track: Track) -> Array:
 
 @dataclass(frozen=True)
 class _Sums:
-    """What regression on features needs to know of examples, about their means for an intercept."""
+    """Sums over examples that regression on features needs, about their means for an intercept."""
 
     gram: Array  # Φᵀ Φ (p, p), of which only the triangle on and below the diagonal is to be read
     moments: Array  # Φᵀ y (p, t)
@@ -274,7 +247,7 @@ class _Sums:
 def _by_features(
     design: Design, alpha: Alpha, sizes: Sequence[int], track: Track, fit_intercept: bool
 ) -> list[RidgeSolution]:
-    """For more examples than features: every size adds its examples to the sums of those before."""
+    """For more examples than features: every size adds its examples to the earlier sums."""
     parts = [design.between(start, stop) for start, stop in pairwise([0, *sizes])]
     ticks = ticking(track, sum(part.steps for part in parts), "Gram matrix")
     sums, found = None, []
@@ -292,7 +265,7 @@ def _solve_sums(sums: _Sums, design: Design, alpha: Alpha, track: Track) -> Ridg
             design, gram, moments, sums.largest, track, centre
         )
     else:
-        # What is left of features that do not vary has the square of their rounding errors.
+        # Centred features that do not vary are rounding errors; their products are squares of them.
         rounding = 0.0 if centre is None else centre.size * backend.epsilon(gram)
         weights = _solve_one(gram, moments, alpha, rounding)
         alphas = np.full(moments.shape[1], alpha)
