@@ -211,7 +211,7 @@ def test_bias_of_another_shape_is_refused(shape, kind, size):
 def test_silent_heads_add_nothing_to_a_token(xp_array):
     X = xp_array(gaussian(2, 4, 3))
     drawn = draw(depth=2)
-    silent = attention_features.Hidden(0.0 * drawn.hidden[0].heads, drawn.hidden[0].mix)
+    silent = attention_features.HiddenLayer(0.0 * drawn.hidden[0].heads, drawn.hidden[0].mix)
     found = all_features(replace(drawn, hidden=(silent,)), X)
     expected = all_features(draw(), X / 2**0.5)
     np.testing.assert_allclose(to_numpy(found), to_numpy(expected), rtol=0, atol=1e-14)
