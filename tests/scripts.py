@@ -1,13 +1,43 @@
-"""Scripts outside of the package, run as a reader would run them."""
+"""Run scripts outside of the package and read the tables they print."""
 
 import importlib.util
+import io
 import os
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+
+import pytest
+
+from onelayer.data import chunks
 
 
 def output(script, *arguments):
-    """What a script prints on a wide terminal, and what it tells meanwhile on stderr."""
+    """Standard output and error of a script that runs as `__main__` in this process.
+
+    A script imports its siblings and may change the size of chunks; both are undone afterwards.
+    """
+    printed, errors = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(printed),
+        redirect_stderr(errors),
+    ):
+        patch.setattr(sys, "argv", [str(script), *map(str, arguments)])
+        patch.setattr(sys, "path", [str(script.parent), *sys.path])
+        patch.setattr(chunks, "CHUNK_BYTES", chunks.CHUNK_BYTES)
+        status = 0
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as end:
+            status = end.code
+    assert not status, f"{script} exited with {status}: {errors.getvalue()}"
+    return printed.getvalue(), errors.getvalue()
+
+
+def output_of_process(script, *arguments):
+    """Standard output and error of a script that runs in a new process."""
     result = subprocess.run(
         [sys.executable, script, *arguments],
         capture_output=True,
@@ -21,7 +51,7 @@ def output(script, *arguments):
 
 
 def cells(printed):
-    """The cells of the table in what a script printed, row by row."""
+    """The cells of a printed table, row by row."""
     lines = [line for line in printed.splitlines() if line.startswith(("┃", "│"))]
     return [
         [cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")] for line in lines
@@ -29,7 +59,7 @@ def cells(printed):
 
 
 def module(path):
-    """A script as a module."""
+    """A script, imported as a module."""
     spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)

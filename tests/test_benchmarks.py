@@ -17,9 +17,9 @@ needs_bars = pytest.mark.skipif(
 
 
 def table(script, *arguments):
-    """The cells of the table that a benchmark prints, row by row, and what it tells meanwhile."""
-    printed, told = scripts.output(FOLDER / script, *arguments)
-    return scripts.cells(printed), told
+    """The cells of the table that a benchmark prints, row by row, and its progress messages."""
+    printed, progress = scripts.output(FOLDER / script, *arguments)
+    return scripts.cells(printed), progress
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,8 @@ def benchmark_module():
 
 def test_recovery_is_timed_beside_its_peers():
     pytest.importorskip("torch")
-    arguments = ["--seeds", "1", "--sizes", "4,3,2,1", "--budget", "3"]
-    (header, row), told = table("recovery.py", *arguments)
+    arguments = ["--seeds", "1", "--sizes", "4,3,2,1", "--budget", "0.5"]
+    (header, row), progress = table("recovery.py", *arguments)
     assert header == ["d, k, m, scale", "examples", "recover", "Adam", "L-BFGS", "faster by"]
     assert row[:2] == ["4, 3, 2, 1", "85"]
     assert row[2].endswith("(1/1)")
@@ -40,13 +40,13 @@ def test_recovery_is_timed_beside_its_peers():
     for peer in row[3:5]:
         assert peer.endswith(("(1/1)", "(0/1)"))
     assert float(row[5].removeprefix("> ")) > 0
-    assert "seed 0: recover" in told
+    assert "seed 0: recover" in progress
 
 
 def test_layers_of_a_model_and_random_ones_are_recovered(tmp_path):
     arguments = ["--model", write_model(tmp_path, bias=True), "--layers", "0", "2"]
     arguments += ["--random", "2", "--shape", "2,5,2", "--examples", "900", "--amplitudes", "0.8"]
-    found, told = table("real_layers.py", *arguments, "--seeds", "1", "--device", "cpu")
+    found, progress = table("real_layers.py", *arguments, "--seeds", "1", "--device", "cpu")
     header, *rows = found
     assert header[:6] == ["layer", "entries", "examples", "seed", "outcome", "seconds"]
     assert [row[0] for row in rows] == ["0", "2", "random, scale 2"]
@@ -55,26 +55,26 @@ def test_layers_of_a_model_and_random_ones_are_recovered(tmp_path):
         assert row[6] == heads
         assert float(row[7]) < 1e-6
         assert all(float(cell) > 0 for cell in row[8:])
-    assert "random, scale 2, ±0.8, 900, 1, exact" in told
+    assert "random, scale 2, ±0.8, 900, 1, exact" in progress
 
 
 def test_successes_are_counted_against_equations_per_unknown():
     arguments = ["--seeds", "1", "--sizes", "4,3,1,1", "6,4,2,2", "--ratios", "0.6", "6"]
-    (header, *rows), told = table("samples.py", *arguments, "--restarts", "1")
+    (header, *rows), progress = table("samples.py", *arguments, "--restarts", "1")
     assert header == ["d, k, m, scale", "0.6", "6", "seconds", "wrong claims"]
     assert [row[0] for row in rows] == ["4, 3, 1, 1", "6, 4, 2, 2"]
     for row in rows:
         assert row[1:3] == ["0", "1"]
         assert float(row[3]) > 0
         assert row[4] == "0"
-    assert "at 6: 1 of 1" in told
+    assert "at 6: 1 of 1" in progress
 
 
 @needs_bars
 def test_bars_are_compared_with_true_errors(tmp_path):
     out = ["--out", tmp_path / "bars.jsonl"]
-    arguments = ["bars", "--runs", "4", "--dims", "4", "--max-seconds", "1", "--jobs", "1", *out]
-    rows, told = table("certainty.py", *arguments)
+    arguments = ["bars", "--runs", "4", "--dims", "4", "--max-seconds", "0.5", "--jobs", "1", *out]
+    rows, progress = table("certainty.py", *arguments)
     assert rows[0] == ["reason", "converged", "refused"]
     total = next(row for row in rows if row[0] == "all")
     assert int(total[1]) + int(total[2]) == 4
@@ -84,29 +84,29 @@ def test_bars_are_compared_with_true_errors(tmp_path):
     families = {row[0]: row[1:] for row in rows if len(row) == 7}
     assert families["inputs: boolean"][:3] == ["1", "1", "0"]
     assert families["combination"][0] == "1"
-    assert "4/4 run 3, combination: " in told
-    assert "raised" not in told
-    again, told = table("certainty.py", *arguments)
+    assert "4/4 run 3, combination: " in progress
+    assert "raised" not in progress
+    again, progress = table("certainty.py", *arguments)
     assert again == rows
-    assert told.startswith("4 of 4 runs are in ")
+    assert progress.startswith("4 of 4 runs are in ")
 
 
 @needs_bars
 def test_misfits_and_right_models_are_counted():
-    sizes = ["--dims", "4", "--examples", "60", "90", "--max-seconds", "1", "--jobs", "1"]
-    rows, told = table("certainty.py", "models", "--runs", "2", *sizes)
+    sizes = ["--dims", "4", "--examples", "60", "90", "--max-seconds", "0.5", "--jobs", "1"]
+    rows, progress = table("certainty.py", "models", "--runs", "2", *sizes)
     header = ["kind", "runs", "converged", "cause named", "seconds", "most", "reasons of refusals"]
     assert rows[0] == header
     assert [row[0] for row in rows[1:3]] == ["causal forgotten", "mask forgotten"]
     assert rows[3][:5] == ["kind", "runs", "converged", "bars in reach", "coverage"]
     assert [row[:2] for row in rows[4:6]] == [["right, bias", "1"], ["right, plain", "1"]]
-    assert "4/4 run 3, right, bias: " in told
-    assert "raised" not in told
+    assert "4/4 run 3, right, bias: " in progress
+    assert "raised" not in progress
 
 
 def test_learning_curves_are_timed_beside_scikit_learn_and_the_machine():
     sizes = ["--heads", "20", "--largest", "64", "--dim", "4", "--keys", "4", "--product", "64"]
-    (header, *rows), told = table("learning_curves.py", *sizes)
+    (header, *rows), progress = table("learning_curves.py", "--models", "rfa", "rfmlp", *sizes)
     assert header == [
         "model",
         "stage",
@@ -117,7 +117,7 @@ def test_learning_curves_are_timed_beside_scikit_learn_and_the_machine():
         "peak",
     ]
     stages = ["features", "Gram matrix", "factor", "total"]
-    assert [row[:2] for row in rows] == [[m, s] for m in ("rfa", "brfa", "rfmlp") for s in stages]
+    assert [row[:2] for row in rows] == [[m, s] for m in ("rfa", "rfmlp") for s in stages]
     for row in rows:
         assert float(row[2]) >= 0
         assert row[3].endswith("%")
@@ -125,11 +125,11 @@ def test_learning_curves_are_timed_beside_scikit_learn_and_the_machine():
         assert float(row[5]) >= 0
     for total in rows[3::4]:
         assert 0.01 < float(total[6].removesuffix(" GB")) < 2
-    assert "one large product: " in told
+    assert "one large product: " in progress
 
 
 def test_phases_are_timed_and_compared_with_the_truth():
-    rows, told = table("sculpt.py", "--quick")
+    rows, progress = table("sculpt.py", "--quick")
     header, *rows = rows
     assert header[:5] == ["m, d, k, n", "phase", "runs", "examples", "seconds"]
     assert header[5:] == ["measured error", "true error", "ended"]
@@ -149,12 +149,12 @@ def test_phases_are_timed_and_compared_with_the_truth():
     needed = [row for row in rows if row[0] in ("1", "2")]
     assert needed[0][:3] == ["1", "1/1", "4,000"]
     assert needed[1][:3] in (["2", "1/1", "4,000"], ["2", "0/1", "inf"])
-    assert "1, 7, 2, 4000 seed 0: 1 crude sum" in told
+    assert "1, 7, 2, 4000 seed 0: 1 crude sum" in progress
 
 
 def test_memory_and_time_are_measured_as_files_grow():
     arguments = ["--sizes", "3000", "--heads", "4", "--chunk", "0.1"]
-    (header, *rows), told = table("scale.py", "disk", *arguments)
+    (header, *rows), progress = table("scale.py", "disk", *arguments)
     assert header[:4] == ["job", "examples", "file, GB", "seconds"]
     assert header[4:] == ["s per million", "peak, GB", "result"]
     assert [row[:2] for row in rows] == [["ridge", "3,000"], ["sculpt", "3,000"]]
@@ -163,13 +163,13 @@ def test_memory_and_time_are_measured_as_files_grow():
         assert 0.01 < float(row[5]) < 2
     assert rows[0][6].startswith("|v| = ")
     assert ", " in rows[1][6]
-    assert "ridge, 3,000 examples" in told
+    assert "ridge, 3,000 examples" in progress
 
 
 def test_a_cluster_is_timed_beside_one_process():
     pytest.importorskip("distributed")
     sizes = ["--examples", "4000", "--heads", "4", "--chunk", "0.3", "--workers", "1"]
-    (header, *rows), told = table("scale.py", "cluster", *sizes, "--jobs", "ridge")
+    (header, *rows), progress = table("scale.py", "cluster", *sizes, "--jobs", "ridge")
     assert header[:4] == ["job", "workers", "one process, s", "cluster, s"]
     assert header[4:] == ["overhead", "empty pass, ms"]
     assert [row[:2] for row in rows] == [["ridge", "1"]]
@@ -178,13 +178,13 @@ def test_a_cluster_is_timed_beside_one_process():
         assert float(row[3]) > 0
         assert row[4][0] in "+-"
         assert float(row[5]) > 0
-    assert "ridge, 1 worker ..." in told
+    assert "ridge, 1 worker ..." in progress
 
 
 def test_a_device_is_timed_beside_its_own_limit():
     pytest.importorskip("torch")
     sizes = ["--largest", "64", "--curve-heads", "20", "--size", "4", "3", "2", "--product", "64"]
-    (header, *rows), told = table("scale.py", "gpu", "--device", "cpu", *sizes)
+    (header, *rows), progress = table("scale.py", "gpu", "--device", "cpu", *sizes)
     assert header == ["job", "seconds", "limit, s", "of the limit", "result"]
     jobs = ["rfa", "brfa", "rfmlp", "three curves", "Gram matrix", "recover 4, 3, 2"]
     assert [row[0] for row in rows] == jobs
@@ -192,7 +192,7 @@ def test_a_device_is_timed_beside_its_own_limit():
         assert float(row[1]) >= 0
         assert row[3].endswith("%")
     assert float(rows[-1][4].removeprefix("heads to ")) < 1e-9
-    assert "recovery of 2 heads in 4 dimensions" in told
+    assert "recovery of 2 heads in 4 dimensions" in progress
 
 
 # Problems and records of certainty.py
@@ -312,8 +312,8 @@ def test_attention_from_scores_is_that_of_the_layer(certainty):
 def test_the_exponent_in_the_number_of_heads_is_fitted(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     fitted_growth = importlib.import_module("sculpt").fitted_growth
-    told = fitted_growth({m: 10.0 ** (0.5 * m**3) for m in (1, 2, 3)}, 10)
-    assert told.startswith("Fitted: n = (dk)^(0.50 m^3.00)")
+    fitted = fitted_growth({m: 10.0 ** (0.5 * m**3) for m in (1, 2, 3)}, 10)
+    assert fitted.startswith("Fitted: n = (dk)^(0.50 m^3.00)")
     assert "Too few" in fitted_growth({1: 2000.0}, 10)
 
 

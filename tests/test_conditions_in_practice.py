@@ -14,13 +14,13 @@ SCRIPT = Path(__file__).parents[1] / "examples" / "conditions_in_practice.py"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """The file of a made-up BERT of two layers."""
+    """The file of a BERT of two layers with random weights."""
     return write_model(tmp_path_factory.mktemp("model"), layers=2, bias=True)
 
 
 @pytest.fixture(scope="module")
 def practice():
-    """The script as a module."""
+    """The script, imported as a module."""
     return scripts.module(SCRIPT)
 
 
@@ -33,8 +33,8 @@ def rows_of(printed):
 
 def test_the_example_measures_a_model_beside_random_layers(model, tmp_path):
     output = tmp_path / "new" / "figures"
-    printed, told = scripts.output(SCRIPT, "--model", model, "--random", "2", "-o", output)
-    assert told == ""
+    printed, stderr = scripts.output(SCRIPT, "--model", model, "--random", "2", "-o", output)
+    assert stderr == ""
     rows = rows_of(printed)
     assert rows["condition"][:3] == ["needed", "layer 0", "layer 1"]
     layer = AttentionLayer.from_safetensors(model, 1)
@@ -91,7 +91,7 @@ def test_what_is_refused(practice, tmp_path, monkeypatch, capsys):
     layer, missing = tmp_path / "layer.safetensors", tmp_path / "missing.safetensors"
     AttentionLayer.random(2, 4).save(layer)
     monkeypatch.setattr(practice.pretrained, "find_spec", lambda _: None)
-    for arguments, said in [
+    for arguments, message in [
         (["--random", "0"], "--random is 0, expected at least 1"),
         (["--model", str(layer)], f"{layer} holds no pretrained model, expected a BERT or GPT-2"),
         (["--model", str(missing)], "No such file or directory"),
@@ -101,6 +101,6 @@ def test_what_is_refused(practice, tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit) as ended:
             practice.main()
         assert ended.value.code == 2
-        printed, told = capsys.readouterr()
+        printed, stderr = capsys.readouterr()
         assert printed == ""
-        assert said in told
+        assert message in stderr

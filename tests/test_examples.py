@@ -13,22 +13,22 @@ TINY = {
     "inputs_as_they_come.py": ["--dim", "6", "--examples", "150"],
     "own_claim.py": ["--largest", "128", "--seeds", "1", "--workers", "1"],
 }
-ELSEWHERE = {"conditions_in_practice.py", "real_transformer.py"}  # by test files of their own
+OWN_TEST_FILE = {"conditions_in_practice.py", "real_transformer.py"}
 
 
 def test_every_example_is_run():
-    assert {*TINY, *ELSEWHERE} == {path.name for path in FOLDER.glob("*.py")}
+    assert {*TINY, *OWN_TEST_FILE} == {path.name for path in FOLDER.glob("*.py")}
 
 
 @pytest.fixture(scope="module")
 def digits():
-    """examples/digits_as_sets.py as a module."""
+    """examples/digits_as_sets.py, imported as a module."""
     return scripts.module(FOLDER / "digits_as_sets.py")
 
 
 def test_digits_are_read_as_sets_and_as_flat_pixels():
-    printed, told = scripts.output(FOLDER / "digits_as_sets.py", *TINY["digits_as_sets.py"])
-    assert told == ""
+    printed, stderr = scripts.output(FOLDER / "digits_as_sets.py", *TINY["digits_as_sets.py"])
+    assert stderr == ""
     tasks, kinds, *rows = scripts.cells(printed)
     assert tasks == ["", "slant", "slant", "digit", "digit", ""]
     assert kinds == ["model", "whole", "partial", "whole", "partial", "seconds"]
@@ -46,8 +46,8 @@ def test_digits_are_read_as_sets_and_as_flat_pixels():
 
 def test_bars_are_shown_beside_errors_for_examples_of_all_kinds():
     name = "inputs_as_they_come.py"
-    printed, told = scripts.output(FOLDER / name, *TINY[name])
-    assert told == ""
+    printed, stderr = scripts.output_of_process(FOLDER / name, *TINY[name])
+    assert stderr == ""
     rows = [row for row in scripts.cells(printed)[1:] if row[0]]
     assert [row[1] for row in rows] == ["yes", "yes", "yes", "yes", "no", "no"]
     assert [row[2] for row in rows] == ["6 of 6", "5 of 6", *["6 of 6"] * 4]
@@ -59,22 +59,22 @@ def test_bars_are_shown_beside_errors_for_examples_of_all_kinds():
 
 
 def test_a_claim_of_ones_own_is_measured_and_reported(tmp_path):
-    printed, told = scripts.output(
+    printed, stderr = scripts.output(
         FOLDER / "own_claim.py", *TINY["own_claim.py"], "--folder", tmp_path
     )
-    assert told == ""
+    assert stderr == ""
     rate = float(re.search(r"n\^-0.4 or faster: n\^(-?[0-9.]+)", printed)[1])
     assert -1.5 < rate < 0
     assert ("The claim holds." in printed) == (rate <= -0.4)
-    (record,) = Store(tmp_path / "kink.sqlite").records()
+    (record,) = Store(tmp_path / "kink.sqlite").results()
     assert record.measured["sizes"] == [8, 16, 32, 64, 128]
     page = (tmp_path / "kink.html").read_text("utf-8")
     assert "A kink in the target does not slow attention down" in page
     assert "<img" in page
-    assert "onelayer claims run" not in page  # which does not know it
+    assert "onelayer claims run" not in page  # the command does not know this claim
 
 
-# The parts of the example
+# Functions of digits_as_sets.py
 
 
 def test_the_verdict_names_the_best_attention_and_where_it_stands(digits):

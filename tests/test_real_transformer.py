@@ -1,4 +1,4 @@
-"""examples/real_transformer.py, at a made-up model that is small enough for a test."""
+"""examples/real_transformer.py on a small encoder with random weights."""
 
 import json
 import math
@@ -22,7 +22,7 @@ DIM, INNER, HEADS, DEPTH, PLACES = 8, 12, 2, 2, 64
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "password", "pass", "##word", "##ing"]
 WORDS += [*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase)]
 WORDS += [*".,:?!'-"]
-EPSILON = 1e-3  # so large that it shows
+EPSILON = 1e-3  # large enough to change the outputs
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def changed(model, tmp_path):
-    """Copies of the model's folder with one of the files replaced."""
+    """A function that copies the model's folder and replaces one file."""
 
     def copy(name, content):
         for path in model.iterdir():
@@ -81,13 +81,13 @@ def random_weights(prefix=""):
 NORMS = ("attention.", "")  # after attention, and after the network
 
 
-# The whole of it
+# Whole runs
 
 
 def test_a_layer_is_recovered_and_takes_its_place_in_the_model(model, tmp_path):
     arguments = ["--model", model, "--layer", "1", "--examples", "600", "--device", "cpu"]
-    printed, told = scripts.output(EXAMPLE, *arguments, "-o", tmp_path / "new" / "out")
-    assert told.strip() == ""
+    printed, stderr = scripts.output(EXAMPLE, *arguments, "-o", tmp_path / "new" / "out")
+    assert stderr.strip() == ""
     assert "Heads of layer 1, from 600 random examples" in printed
     assert "s: exact: the layer explains the examples" in printed
     header, *heads = scripts.cells(printed.split("Sentences, through")[0])
@@ -139,15 +139,15 @@ def test_the_same_figure_is_the_same_file(example, model, tmp_path):
         assert one == other
 
 
-# What is refused
+# Refusals
 
 
 def refusal(example, capsys, *arguments):
-    """The one line that is said of a call that is refused."""
+    """The one line printed for a refused call."""
     assert example.main(list(map(str, arguments))) == 2
-    printed, told = capsys.readouterr()
+    printed, stderr = capsys.readouterr()
     assert printed == ""
-    (line,) = told.splitlines()
+    (line,) = stderr.splitlines()
     return line
 
 
@@ -160,9 +160,9 @@ def test_without_a_model_it_says_what_to_install(example, capsys, monkeypatch):
 
 
 def test_a_layer_that_is_not_there_is_refused(example, model, capsys, tmp_path):
-    said = refusal(example, capsys, "--model", model, "--layer", 2, "-o", tmp_path)
+    message = refusal(example, capsys, "--model", model, "--layer", 2, "-o", tmp_path)
     path = model / "model.safetensors"
-    assert said == f"layer is 2, expected one of 0, 1, which {path} has"
+    assert message == f"layer is 2, expected one of 0, 1, which {path} has"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.txt"])
@@ -173,7 +173,7 @@ def test_a_file_that_is_missing_is_named(example, changed, capsys, tmp_path, nam
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected"),
     [
         ("vocab.txt", b"[UNK]\n[CLS]\n", "FOLDER/vocab.txt lacks [PAD], [SEP], expected a line"),
         (
@@ -183,10 +183,10 @@ def test_a_file_that_is_missing_is_named(example, changed, capsys, tmp_path, nam
         ),
     ],
 )
-def test_a_model_of_another_kind_is_refused(example, changed, capsys, name, content, said):
+def test_a_model_of_another_kind_is_refused(example, changed, capsys, name, content, expected):
     folder = changed(name, content)
-    told = refusal(example, capsys, "--model", folder, "--layer", 0, "-o", folder)
-    assert told.startswith(said.replace("FOLDER", str(folder)))
+    message = refusal(example, capsys, "--model", folder, "--layer", 0, "-o", folder)
+    assert message.startswith(expected.replace("FOLDER", str(folder)))
 
 
 def test_nothing_can_be_resumed_without_a_checkpoint(example, capsys):
@@ -206,7 +206,7 @@ def test_a_model_in_a_package_is_found_without_importing_it(example, tmp_path, m
     assert name not in sys.modules
 
 
-# What recover is asked
+# Arguments of recover
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_an_interrupted_search_says_how_to_go_on(example, model, tmp_path, capsy
     assert capsys.readouterr().err == "interrupted; --resume goes on\n"
 
 
-# Its parts
+# Functions
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_sentences_are_padded_and_cut_to_the_places_that_there_are(example, mode
 
 
 def plain_embedding(numbers):
-    """The model in loops over the tokens of one sentence, which needs no padding."""
+    """The embedding of one sentence, computed in loops over its tokens."""
     weights = {name: array.astype(float) for name, array in random_weights().items()}
 
     def normalised(token, name):
