@@ -38,6 +38,18 @@ def rendered(*options, draw=draw):
     return figures.render(claim, results(*RESULTS), *options)
 
 
+@pytest.mark.parametrize(("labels", "columns"), [("ab", 2), (["x" * 30] * 3, 2), ([], None)])
+def test_a_figure_without_a_legend_gets_one_below(labels, columns):
+    figure = Figure()
+    for axes in figure.subplots(1, 2):
+        for i, label in enumerate(labels):
+            axes.plot([1], [1], label=f"{label}{i}")
+    figures._add_legend(figure)
+    assert [legend._ncols for legend in figure.legends] == ([columns] if columns else [])
+    figures._add_legend(figure)
+    assert len(figure.legends) == bool(labels)
+
+
 def test_curve_is_the_median_with_a_band_from_least_to_largest():
     axes = drawn([(1, 5.0), (1, 1.0), (1, 2.0), (4, 8.0), (4, 6.0)], label="a")
     [line] = axes.lines

@@ -1,36 +1,29 @@
-"""How layers stand with the conditions: the parts of rules and figures about them.
+"""Margins by which layers meet the conditions, for rules and figures.
 
-A cell has, for every condition, what was measured under its name and, under its name and "holds",
-whether or in which share of layers it holds.
+A cell has two values for every condition: the measured one under its name, and under its name and
+"holds" whether it holds or, of several layers, in which share of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from onelayer.lab.claim import Results
-from onelayer.lab.figures import style
+from onelayer.lab.figures import Axes, style
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.conditions import conditions
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 GROUPS = {
     "scores spread": ("scale", "largest scale", "norm ratio", "effective rank", "singular gap"),
     "heads differ": ("distance", "incoherence", "attention independence"),
     "heads do not cancel": ("hull distance",),
-    "projections can be told apart": (
-        "sum size",
-        "sum conditioning",
-        "projection independence",
-    ),
+    "projections can be told apart": ("sum size", "sum conditioning", "projection independence"),
 }
-# Of some layer: what is needed is the same for all.
+# The needed values are the same for all layers.
 _ASKED = conditions(AttentionLayer.random(heads=2, dim=2))
 # A ratio to 0 says nothing: every layer has singular gaps of at least 0.
 COMPARED = tuple(name for names in GROUPS.values() for name in names if _ASKED[name].needed > 0)
@@ -42,7 +35,7 @@ def held(results: Results, name: str) -> float:
 
 
 def needed(name: str) -> float:
-    """What is asked of a layer."""
+    """The value that a condition needs."""
     return _ASKED[name].needed
 
 
@@ -54,7 +47,7 @@ def margin(name: str, measured: float) -> float:
 
 
 def draw(axes: Axes, series: Mapping[str, Results]) -> None:
-    """A row a condition, a colour a series: the median margin, with a line over all of them."""
+    """Draw one row for each condition and one colour for each series: median and range."""
     for number, (label, results) in enumerate(series.items()):
         shift = 0.5 * ((number + 0.5) / len(series) - 0.5)
         colour, marker = style(number)

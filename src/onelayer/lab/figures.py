@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +37,7 @@ _STYLE = {
     "svg.fonttype": "path",  # and is the same everywhere
     "svg.hashsalt": "onelayer",  # the same figure is the same file
 }
+_LABELS_IN_A_ROW = 80  # characters of all labels of a legend that fit below a figure
 FORMATS = ("svg", "pdf")
 AXIS_LABELS = {"examples": "examples $n$", "heads": "heads $M$"}
 
@@ -97,6 +97,7 @@ def panels(
     x: str,
     by: str,
     label: Callable[[Any], str] = str,
+    ylabel: str = "test error / variance",
     **subplots: Any,
 ) -> list[Axes]:
     """Panels side by side, by title: the results and the measured value y to draw against x.
@@ -109,6 +110,7 @@ def panels(
         curves(axes, results, x, y, by, label)
         log_ticks(axes, results.of(x))
         axes.set(yscale="log", xlabel=AXIS_LABELS[x], title=title)
+    made[0].set_ylabel(ylabel)
     return list(made)
 
 
@@ -136,18 +138,6 @@ def tick_examples(axes: Axes, examples: Sequence[int]) -> None:
     """Ticks at the numbers of examples that were measured."""
     axes.set_xticks(examples, [f"{n // 1000}k" if n >= 10_000 else str(n) for n in examples])
     axes.set_xticks([], minor=True)
-
-
-def label(axes: Axes, **settings: Any) -> None:
-    """Set scales, labels and other properties of the axes, and add a legend."""
-    axes.set(**settings)
-    axes.legend()
-
-
-def legend_below(figure: Figure, axes: Axes, ncols: int | None = None) -> None:
-    """One legend for the whole figure, with the labels of these axes, in one row by default."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=ncols or len(labels))
 
 
 def examples_needed(axes: Axes, results: Results, target: str) -> None:
@@ -193,8 +183,30 @@ def heat_maps(
 
 
 def render(claim: Claim, results: Results, file_format: str = "svg") -> bytes:
-    """The claim's figure as a file: svg or pdf, the same bytes for the same results."""
-    return drawn(partial(claim.draw, results), file_format)
+    """The claim's figure as a file: svg or pdf, the same bytes for the same results.
+
+    A figure without a legend gets one below, with the labels of all axes.
+    """
+
+    def draw(figure: Figure) -> None:
+        claim.draw(results, figure)
+        _add_legend(figure)
+
+    return drawn(draw, file_format)
+
+
+def _add_legend(figure: Figure) -> None:
+    figures = figure, *figure.subfigs
+    if any(f.legends for f in figures) or any(axes.get_legend() for axes in figure.axes):
+        return
+    labels: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, texts = axes.get_legend_handles_labels()
+        labels |= dict(zip(texts, handles, strict=True))
+    if labels:
+        rows = 1 if len("".join(labels)) <= _LABELS_IN_A_ROW else 2
+        ncols = -(-len(labels) // rows)
+        figure.legend(labels.values(), labels, loc="outside lower center", ncols=ncols)
 
 
 def drawn(draw: Callable[[Figure], None], file_format: str = "svg") -> bytes:

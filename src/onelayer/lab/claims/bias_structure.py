@@ -137,8 +137,6 @@ def draw(results: Results, figure: Figure) -> None:
         errors = match.medians("plain", by="examples")
         label = "rotation, predicted from the identity on the plain target"
         figures.predicted(panels[1], list(errors), list(errors.values()), label)
-    panels[0].set_ylabel("test error / variance")
-    figures.legend_below(figure, panels[1], ncols=4)
 
 
 CLAIM = Conjecture(

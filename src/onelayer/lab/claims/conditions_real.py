@@ -82,9 +82,7 @@ def _met(group: str, real: Results, drawn: Results) -> Check:
 
 def draw(results: Results, figure: Figure) -> None:
     figure.set_size_inches(7.0, 4.2)
-    axes = figure.subplots()
-    condition_margins.draw(axes, dict(results.by("source")))
-    axes.legend()
+    condition_margins.draw(figure.subplots(), dict(results.by("source")))
 
 
 CLAIM = Conjecture(

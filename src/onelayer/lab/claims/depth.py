@@ -128,7 +128,6 @@ def draw(results: Results, figure: Figure) -> None:
         axes.set_xlabel("examples $n$")
     for axes in panels[::2]:
         axes.set_ylabel("test error / variance")
-    figures.legend_below(figure, panels[0], ncols=4)
 
 
 CLAIM = Conjecture(

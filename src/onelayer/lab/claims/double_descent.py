@@ -90,7 +90,7 @@ def draw(results: Results, figure: Figure) -> None:
     threshold = results.of("examples")[0] / (results.of("dim")[0] + 1)
     figures.predicted(axes, [threshold] * 2, list(axes.get_ylim()), "$M(d+1) = n$")
     figures.log_ticks(axes, results.of("heads"), most=12)
-    figures.label(axes, xlabel="heads $M$", ylabel="test error / variance")
+    axes.set(xlabel="heads $M$", ylabel="test error / variance")
 
 
 CLAIM = Conjecture(

@@ -72,8 +72,7 @@ def draw(results: Results, figure: Figure) -> None:
     line = [left * heads[-1] / count for count in heads]
     figures.predicted(axes, heads, line, "predicted: $1/M$ or faster")
     axes.axhline(SHARE, color="grey", linestyle=":", linewidth=1, label="most that may be left")
-    axes.set(xscale="log", yscale="log")
-    figures.label(axes, xlabel="heads $M$", ylabel="test error / variance")
+    axes.set(xscale="log", yscale="log", xlabel="heads $M$", ylabel="test error / variance")
 
 
 CLAIM = Claim(

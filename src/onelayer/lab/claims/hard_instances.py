@@ -169,7 +169,6 @@ def draw(results: Results, figure: Figure) -> None:
         axes.set(xlabel="heads $m$", title=f"{tokens} tokens", xticks=heads)
         axes.yaxis.set_major_formatter("{x:g}")
     panels[0].set_ylabel("examples needed / count")
-    figures.legend_below(figure, panels[0])
 
 
 def draw_not_learned(axes: Axes, results: Results) -> None:

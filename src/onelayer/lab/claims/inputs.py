@@ -86,7 +86,6 @@ def draw(results: Results, figure: Figure) -> None:
         axes.set(xscale="log", yscale="log", xlabel="examples $n$", title=NAMES[method])
         axes.set_ylabel("error of the worst head")
         figures.tick_examples(axes, sizes)
-    both[0].legend()
 
 
 CLAIM = Conjecture(

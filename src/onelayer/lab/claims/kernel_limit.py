@@ -71,14 +71,13 @@ def _converges(results: Results, model: str, name: str) -> Check:
 
 def draw(results: Results, figure: Figure) -> None:
     shown = {title: (results, name) for name, title in DISTANCES.items()}
-    panels = figures.panels(figure, shown, "heads", by="model", label=str.upper, sharey=True)
+    ylabel = "relative distance to the limit"
+    panels = figures.panels(figure, shown, "heads", "model", str.upper, ylabel, sharey=True)
     heads = results.of("heads")
     for axes, name in zip(panels, DISTANCES, strict=True):
         first = results.where(heads=heads[0]).median(name)
         line = [first * (count / heads[0]) ** RATE for count in heads]
         figures.predicted(axes, heads, line, "predicted: $M^{-1/2}$")
-    panels[0].set_ylabel("relative distance to the limit")
-    panels[0].legend()
 
 
 CLAIM = Claim(

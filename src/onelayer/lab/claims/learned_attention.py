@@ -143,8 +143,6 @@ def draw(results: Results, figure: Figure) -> None:
     corners = [enough, enough, max(*results.of("examples"), enough)]
     for axes in panels:
         figures.predicted(axes, corners, [1, EXACT, EXACT], "predicted bound on refine")
-    panels[0].set_ylabel("test error / variance")
-    figures.legend_below(figure, panels[0], ncols=4)
 
 
 CLAIM = Conjecture(

@@ -60,8 +60,6 @@ def draw(results: Results, figure: Figure) -> None:
     for axes, target in zip(panels, ORDERED, strict=True):
         floor = order_targets.floor(target, results.of("dim")[0], results.of("keys")[0])
         figures.level(axes, results.of("examples"), floor, "blind to order, exact")
-    panels[0].set_ylabel("test error / variance")
-    figures.legend_below(figure, panels[0])
 
 
 CLAIM = Claim(

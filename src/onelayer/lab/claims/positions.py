@@ -85,8 +85,6 @@ def draw(results: Results, figure: Figure) -> None:
     for axes, target in zip(panels, ORDERED, strict=False):
         figures.level(axes, results.of("examples"), _floor(results, target), "blind to order")
         axes.set_yscale("linear")
-    panels[0].set_ylabel("test error / variance")
-    figures.legend_below(figure, panels[0])
 
 
 CLAIM = Conjecture(

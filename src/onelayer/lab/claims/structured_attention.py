@@ -209,7 +209,6 @@ def draw(results: Results, figure: Figure) -> None:
     right.set(title="Gauss-Newton steps", ylim=(0, None))
     for axes in (left, right):
         axes.set_xticks(range(len(structures)), structures, rotation=30, ha="right")
-    figure.legend(loc="outside lower center", ncols=3)
 
 
 def _points(axes: Axes, results: Results, structures: list[str], label: str, number: int) -> None:

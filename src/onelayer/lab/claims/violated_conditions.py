@@ -198,7 +198,6 @@ def draw(results: Results, figure: Figure) -> None:
         axes.set_axis_off()
     for axes in panels[:, 0]:
         axes.set_ylabel("error of heads")
-    figures.legend_below(figure, panels[0, 0])
 
 
 def _panel(axes: Axes, family: str, results: Results) -> None:
