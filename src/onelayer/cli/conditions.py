@@ -8,18 +8,20 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import RenderableType
-from rich.table import Column, Table
+from rich.console import JustifyMethod
+from rich.table import Table
 from typer import Argument, Option
 
 from onelayer.cli.terminal import err, out, plain_errors
 from onelayer.io import pretrained, safetensors_files
 from onelayer.layer import AttentionLayer
-from onelayer.recovery.conditions import Condition, ConditionSurvey, conditions, survey_conditions
+from onelayer.recovery.conditions import Condition, conditions, survey_conditions
 
 _WIDE = 120  # characters of a screen that has room for every column of a table
 _LISTED = 5  # arrays of an unknown file that an error names
-Surveys = dict[str, ConditionSurvey]
+_TEXTS = ("condition", "holds", "meaning")  # headings of columns that are no numbers
+Columns = dict[str, list[str]]  # of a table, by heading
+Shown = Table | str
 
 _FILE = (
     "A layer that save() or onelayer recover wrote, or the safetensors file of a pretrained BERT "
@@ -68,7 +70,7 @@ def conditions_command(
     with plain_errors():
         if _is_layer(file):
             _refuse_options(file, {"--layer": layer, "--family": family, "--heads": heads})
-            shown, all_hold = _of_layer(file, survey, seed)
+            shown, all_hold = _of_layer(AttentionLayer.load(file), survey, seed)
         else:
             family = family or _detected_family(file)
             numbers = pretrained.layers_of(file, family) if layer is None else [layer]
@@ -114,84 +116,22 @@ def _refuse_options(path: Path, options: dict[str, int | str | None]) -> None:
             )
 
 
-# Random layers
-
-
-def _survey(samples: int, seed: int, **shape: Any) -> Surveys:
-    """The conditions of random layers of a shape."""
-    with err.status("Drawing random layers") as status:
-        return survey_conditions(
-            samples=samples,
-            seed=seed,
-            progress=lambda done: status.update(f"{done} of {samples} random layers measured"),
-            **shape,
-        )
-
-
-def _survey_columns(surveys: Surveys) -> list[list[str]]:
-    """Two columns of a table, each a heading and a text for every condition."""
-    if not surveys:
-        return []
-    found = surveys.values()
-    medians, shares = [f"{s.median:.3g}" for s in found], [f"{s.share:.0%}" for s in found]
-    return [["random:\nmedian", *medians], ["random:\nholds", *shares]]
-
-
-# One layer
-
-
-def _of_layer(path: Path, samples: int | None, seed: int) -> tuple[list[RenderableType], bool]:
-    """The output for a layer that onelayer wrote, and whether all conditions hold."""
-    layer = AttentionLayer.load(path)
+def _of_layer(layer: AttentionLayer, samples: int | None, seed: int) -> tuple[list[Shown], bool]:
+    """The output for one layer, and whether all conditions hold."""
     found = conditions(layer)
-    surveys: Surveys = {}
-    if samples is not None:
-        shape = {"heads": layer.heads, "dim": layer.dim, "out_dim": layer.out_dim}
-        surveys = _survey(samples, seed, scale=2.0, **shape)
     met = sum(condition.holds for condition in found.values())
-    shown: list[RenderableType] = [
-        _layer_table(layer, found, surveys),
-        f"{met} of {len(found)} conditions hold.",
-    ]
-    if surveys:
-        shown.append(
-            f"random: median over {samples} random layers of the same shape, and the share of them "
-            "that meets the condition."
-        )
-    return shown, met == len(found)
-
-
-def _layer_table(layer: AttentionLayer, found: dict[str, Condition], surveys: Surveys) -> Table:
-    """One row a condition. Beside random layers, only wide screens show the meanings."""
-    random = _survey_columns(surveys)
-    with_meaning = not surveys or out.width >= _WIDE
-    table = Table(
-        Column("condition", no_wrap=True),
-        Column("measured", justify="right", no_wrap=True),
-        Column("needed", justify="right", no_wrap=True),
-        "holds",
-        *(Column(column[0], justify="right") for column in random),
-        *["meaning"] * with_meaning,
-        title=f"Conditions of {layer}",
-        title_justify="left",
-    )
-    for row, (name, condition) in enumerate(found.items(), start=1):
-        table.add_row(
-            name,
-            f"{condition.measured:.3g}",
-            _needed(condition),
-            "[green]yes" if condition.holds else "[red]no",
-            *(column[row] for column in random),
-            *[condition.meaning] * with_meaning,
-        )
-    return table
-
-
-def _needed(condition: Condition) -> str:
-    return f"{'>=' if condition.at_least else '<='} {condition.needed:g}"
-
-
-# All layers of a model
+    random, notes = _survey(layer, samples, seed, scale=2.0)
+    columns = {
+        "condition": list(found),
+        "measured": [f"{condition.measured:.3g}" for condition in found.values()],
+        "needed": _needed(found),
+        "holds": ["[green]yes" if c.holds else "[red]no" for c in found.values()],
+        **random,
+    }
+    if not random or out.width >= _WIDE:
+        columns["meaning"] = [condition.meaning for condition in found.values()]
+    table = _table(columns, f"Conditions of {layer}")
+    return [table, f"{met} of {len(found)} conditions hold.", *notes], met == len(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,75 +155,104 @@ class _Summary:
     def met(self) -> int:
         return sum(condition.holds for condition in self.found.values())
 
+    @property
+    def column(self) -> list[str]:
+        """What every condition has, and how many of them hold."""
+        values = [
+            f"[green]{c.measured:.3g}" if c.holds else f"[red]{c.measured:.3g} ✗"
+            for c in self.found.values()
+        ]
+        return [*values, f"{self.met} of {len(self.found)}"]
+
 
 def _of_model(
     name: str, layers: dict[int, _Summary], samples: int | None, seed: int
-) -> tuple[list[RenderableType], bool]:
+) -> tuple[list[Shown], bool]:
     """The output for the layers of a model, and whether all conditions hold in all of them."""
-    first = next(iter(layers.values()))  # all layers of a model have one shape
-    head_size = first.dim // first.heads
+    like = next(iter(layers.values()))  # all layers of a model have one shape
+    rank, scale = like.dim // like.heads, float(np.median([s.norms for s in layers.values()]))
+    random, notes = _survey(like, samples, seed, scale=scale, rank=rank)
     which = f"{len(layers)} layers" if len(layers) > 1 else f"layer {next(iter(layers))}"
     met = [str(number) for number, layer in layers.items() if layer.met == len(layer.found)]
-    listed = f"{', '.join(met) or 'none'} ({len(met)} of {len(layers)})"
-    notes = [f"Layers that meet all conditions: {listed}."]
-    surveys: Surveys = {}
-    if samples is not None:
-        scale = float(np.median([layer.norms for layer in layers.values()]))
-        shape = {"heads": first.heads, "dim": first.dim, "rank": head_size}
-        surveys = _survey(samples, seed, scale=scale, out_dim=first.out_dim, **shape)
-        notes.append(
-            f"random: median over {samples} random layers of the same shape with heads of rank "
-            f"{head_size}, whose attention matrices have the norm {scale:.3g} (the median of those "
-            "above), and the share of them that meets the condition."
-        )
+    fixed = {
+        "condition": [*like.found, "conditions that hold"],
+        "needed": [*_needed(like.found), ""],
+    }
+    columns = {f"layer {number}": layer.column for number, layer in layers.items()}
+    columns |= {heading: [*texts, ""] for heading, texts in random.items()}
+    shown: list[Shown] = [
+        f"Conditions of {which} of {name}: {like.heads} heads of size {rank} in {like.dim} "
+        "dimensions; ✗ where one fails",
+        *_fitting_tables(fixed, columns),
+        f"Layers that meet all conditions: {', '.join(met) or 'none'} "
+        f"({len(met)} of {len(layers)}).",
+        *notes,
+    ]
     if any(layer.biased for layer in layers.values()):
-        notes.append("Key biases, which the paper's layer does not have, are ignored.")
-    title = (
-        f"Conditions of {which} of {name}: {first.heads} heads of size {head_size} in {first.dim} "
-        "dimensions; ✗ where one fails"
+        shown.append("Key biases, which the paper's layer does not have, are ignored.")
+    return shown, len(met) == len(layers)
+
+
+def _survey(
+    like: AttentionLayer | _Summary,
+    samples: int | None,
+    seed: int,
+    scale: float,
+    rank: int | None = None,
+) -> tuple[Columns, list[str]]:
+    """Columns for random layers of the same shape, and what they are; empty without samples."""
+    if samples is None:
+        return {}, []
+    with err.status("Drawing random layers") as status:
+        found = survey_conditions(
+            like.heads,
+            like.dim,
+            rank=rank,
+            samples=samples,
+            seed=seed,
+            scale=scale,
+            out_dim=like.out_dim,
+            progress=lambda done: status.update(f"{done} of {samples} random layers measured"),
+        ).values()
+    described = (
+        ""
+        if rank is None
+        else (
+            f" with heads of rank {rank}, whose attention matrices have the norm {scale:.3g} (the "
+            "median of those above)"
+        )
     )
-    return [title, *_model_tables(layers, surveys), *notes], len(met) == len(layers)
+    note = (
+        f"random: median over {samples} random layers of the same shape{described}, and the share "
+        "of them that meets the condition."
+    )
+    medians, shares = [f"{s.median:.3g}" for s in found], [f"{s.share:.0%}" for s in found]
+    return {"random:\nmedian": medians, "random:\nholds": shares}, [note]
 
 
-def _model_tables(layers: dict[int, _Summary], surveys: Surveys) -> list[Table]:
-    """As few tables as fit on the screen, with the columns distributed over them."""
-    columns = [_layer_column(number, layer) for number, layer in layers.items()]
-    columns += [[*column, ""] for column in _survey_columns(surveys)]
-    found = next(iter(layers.values())).found
+def _needed(found: dict[str, Condition]) -> list[str]:
+    return [f"{'>=' if c.at_least else '<='} {c.needed:g}" for c in found.values()]
+
+
+def _table(columns: Columns, title: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in columns:
+        justify: JustifyMethod = "left" if heading in _TEXTS else "right"
+        table.add_column(heading, justify=justify, no_wrap=heading not in ("holds", "meaning"))
+    for row in zip(*columns.values(), strict=True):
+        if row[0] == "conditions that hold":
+            table.add_section()
+        table.add_row(*row)
+    return table
+
+
+def _fitting_tables(fixed: Columns, columns: Columns) -> list[Table]:
+    """As few tables as fit on the screen, each with the fixed columns and some of the others."""
     unbounded = out.options.update(max_width=10_000)
-    for size in range(len(columns), 0, -1):
-        parts = [columns[i : i + size] for i in range(0, len(columns), size)]
-        tables = [_model_table(found, part) for part in parts]
+    names = list(columns)
+    for size in range(len(names), 0, -1):
+        parts = [names[i : i + size] for i in range(0, len(names), size)]
+        tables = [_table(fixed | {name: columns[name] for name in part}) for part in parts]
         if all(out.measure(t, options=unbounded).maximum <= out.width for t in tables):
             break
     return tables
-
-
-def _layer_column(number: int, layer: _Summary) -> list[str]:
-    """A heading, a text for every condition, and how many of them hold."""
-    return [
-        f"layer {number}",
-        *(
-            f"[green]{condition.measured:.3g}"
-            if condition.holds
-            else f"[red]{condition.measured:.3g} ✗"
-            for condition in layer.found.values()
-        ),
-        f"{layer.met} of {len(layer.found)}",
-    ]
-
-
-def _model_table(found: dict[str, Condition], columns: list[list[str]]) -> Table:
-    """One row a condition: its name, what is needed, and the columns."""
-    names = ["condition", *found, "conditions that hold"]
-    needed = ["needed", *map(_needed, found.values()), ""]
-    table = Table(
-        Column("condition", no_wrap=True),
-        *(Column(column[0], justify="right", no_wrap=True) for column in (needed, *columns)),
-    )
-    *rows, last = list(zip(names, needed, *columns, strict=True))[1:]
-    for row in rows:
-        table.add_row(*row)
-    table.add_section()
-    table.add_row(*last)
-    return table
