@@ -68,7 +68,7 @@ def test_the_span_has_the_strongest_directions_of_the_tensor(xp_array, variant):
 def test_listeners_hear_how_far_it_is():
     heard = []
     batches = random_case(3).problem().batches(1)
-    correlations.span(batches, 1, np.random.default_rng(0), told=heard.append)
+    correlations.span(batches, 1, np.random.default_rng(0), progress=heard.append)
     assert heard == [0.0, 0.2, 0.4, 0.6, 0.8]
 
 

@@ -43,7 +43,7 @@ def test_a_stage_is_repaired_and_goes_on_to_the_end(monkeypatch):
 def test_a_stage_that_fits_its_few_examples_alone_is_left():
     strategy, fit, _ = searching()
     few = strategy.search.problem.sample(30)
-    outcome = strategy.search.stage("few", fit.theta, problem=few, large=True, eager=True)
+    outcome = strategy.stage("few", fit.theta, problem=few, eager=True)
     assert outcome.ending is Ending.OVERFITTED
     error = outcome.state.fit.error
     assert varpro.held_out_error(outcome.state.fit, strategy.search.held_out) > 3 * error > 3e-3

@@ -97,12 +97,14 @@ class SecondOpinion:
     def suspect(self) -> None:
         """Check the raw examples, once."""
         if self.suspicions is None:
-            some = (None if one is None else backend.to_numpy(one) for one in self._some(_CHECKED))
-            X, Y, mask = some
-            assert X is not None
-            assert Y is not None
-            X, Y, options = X.astype(float), Y.astype(float), (self.bias, self.causal)
-            self.suspicions = suspicions.suspicions(X, Y, mask, bias=options[0], causal=options[1])
+            X, Y, mask = self._some(_CHECKED)
+            self.suspicions = suspicions.suspicions(
+                backend.to_numpy(X).astype(float),
+                backend.to_numpy(Y).astype(float),
+                None if mask is None else backend.to_numpy(mask),
+                bias=self.bias,
+                causal=self.causal,
+            )
 
     def _some(self, count: int) -> tuple[backend.Array | None, ...]:
         """About `count` examples, evenly spaced."""
@@ -112,7 +114,10 @@ class SecondOpinion:
     def _trial(
         self, strategy: Small, outcome: StageOutcome, bias: bool, causal: bool
     ) -> StageOutcome:
-        """The result of a trial with these options; the outcome itself if it is no better."""
+        """The result of a trial with these options; the outcome itself if it is no better.
+
+        The heads of a better trial are tried without its options.
+        """
         search, heads = strategy.search, outcome.state.fit.heads
         added = {"bias": bias and not self.bias, "causal": causal and not self.causal}
         name = " and ".join(f"{option}=True" for option, on in added.items() if on)
@@ -134,30 +139,19 @@ class SecondOpinion:
             after = left * training.output_scale / search.problem.output_scale
             trusted = left < overfitted * max(fit.error, _EXACT)
             explained = found.solved or trial.search.noise_remains(fit)
-            if trusted and after < _CLEARLY * before and explained:
-                theta = search.problem.heads_of(training.layer(fit.theta, fit.weights))
-                return self._compared(strategy, outcome, theta, name, (before, after))
+            if not (trusted and after < _CLEARLY * before and explained):
+                continue
+            theta = search.problem.heads_of(training.layer(fit.theta, fit.weights))
+            without = strategy.stage(f"heads of the trial with {name}", theta)
+            left = varpro.held_out_error(without.state.fit, search.held_out)
+            if without.solved or left < max(after / _CLEARLY, _EXACT):
+                return without
+            self.better = (
+                f"With {name} a fit leaves a relative error of {after:.1e} on held-out "
+                f"examples, without it {min(before, left):.1e}: pass {name}."
+            )
+            return replace(outcome, misfit=True)
         return outcome
-
-    def _compared(
-        self,
-        strategy: Small,
-        outcome: StageOutcome,
-        theta: backend.Array,
-        name: str,
-        errors: tuple[float, float],
-    ) -> StageOutcome:
-        """The heads of a trial without its options: as good as with them, or a misfit."""
-        before, after = errors
-        without = strategy.stage(f"heads of the trial with {name}", theta)
-        left = varpro.held_out_error(without.state.fit, strategy.search.held_out)
-        if without.solved or left < max(after / _CLEARLY, _EXACT):
-            return without
-        self.better = (
-            f"With {name} a fit leaves a relative error of {after:.1e} on held-out "
-            f"examples, without it {min(before, left):.1e}: pass {name}."
-        )
-        return replace(outcome, misfit=True)
 
     def _split(
         self, search: Search, heads: int, bias: bool, causal: bool

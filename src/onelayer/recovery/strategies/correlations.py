@@ -1,4 +1,4 @@
-"""Where heads are, by correlations of third order: a start that is no blind guess.
+"""Where heads are, by correlations of third order: a start for large problems.
 
 To first order in Θ the attention of row a is uniform plus (x_a Θ_i (x_b - x̄)) / k, so that
 
@@ -6,22 +6,21 @@ To first order in Θ the attention of row a is uniform plus (x_a Θ_i (x_b - x̄
 
 a cubic form in the tokens with coefficients T = Σ_i Θ_i ⊗ W_i. As a matrix from the entries of a W
 to those of a Θ it has rank m, and its left singular vectors span the heads. It is estimated by
-correlating outputs, less what is linear in the tokens, with products of three tokens; of these
-x_a x_b x_b with b other than a are taken, since powers of one token are not independent. T has d⁴
+correlating outputs, less what is linear in the tokens, with products of three tokens. Of these,
+x_a x_b x_b with b other than a are used, since powers of one token are not independent. T has d⁴
 entries and is never formed: products with it are products with the Jacobian at uniform attention,
-sums over examples. Five rounds with a block of vectors to T and back, and the best directions in
-the span of all that they passed (Musco and Musco 2015), find what plain orthogonal iteration had
-not found after eight.
+sums over examples. Five rounds of block Krylov iteration (Musco and Musco 2015) find what plain
+orthogonal iteration does not find in eight.
 
-What is not of first order adds other products of Θ_i and W_i to T, spread over many singular
-values, and so does the noise of a finite sample. With n k² products of tokens against d² directions
-it hides the weaker heads while n k² is not many times d²: of a random layer of scale 2.5 in 384
+Terms of higher order add other products of Θ_i and W_i to T, distributed over many singular values,
+and so does the noise of a finite sample. With n k² products of tokens against d² directions it
+hides the weaker heads unless n k² is many times d²: of a random layer of scale 2.5 in 384
 dimensions 10,000 examples of 8 tokens show every head (cosine 0.75), 2,500 hardly any.
 
 In the span of the heads each is a combination of m directions: m² numbers instead of m d². That
-small problem is solved by the same Gauss-Newton steps, kept in the span, and has shown no bad
-minima: 8 of 8 starts on random layers in 384 dimensions ended at the same loss, and 10 of 10 on
-layers of a pretrained transformer within one per cent of it.
+small problem is solved by Gauss-Newton steps within the span, and has shown no bad minima: 8 of 8
+starts on random layers in 384 dimensions ended at the same loss, and 10 of 10 on layers of a
+pretrained transformer within one per cent of it.
 """
 
 from __future__ import annotations
@@ -33,17 +32,18 @@ from typing import Any
 
 import numpy as np
 
-from onelayer.array import backend, linalg, threads
+from onelayer.array import backend, krylov, linalg, threads
 from onelayer.array.backend import Array
 from onelayer.array.blocks import sum_over
-from onelayer.data.chunks import Chunks, InMemory, Progress, no_progress
+from onelayer.data.chunks import Chunks, InMemory
+from onelayer.data.progress import Progress, no_progress
 from onelayer.heads import dense
 from onelayer.heads.base import Rows, ScoreProducts
 from onelayer.recovery.gauss_newton.batches import Batches, Block
 
-_SPARE = 4  # directions that orthogonal iteration carries along beside those asked for
+_SPARE = 4  # directions that the iteration carries beside those asked for
 _ROUNDS = 5
-_SCORE = 1.0  # standard deviation of the scores of heads that are drawn
+_SCORE = 1.0  # standard deviation of the scores of random heads
 _RIDGE = 1e-10  # of the regression on tokens, relative to its mean eigenvalue
 
 
@@ -64,7 +64,7 @@ class Span:
         return dense.unflatten(self.directions, self.dim)
 
     def drawn(self, heads: int, rng: np.random.Generator) -> Array:
-        """So many random heads (p, heads·d), with scores of moderate size on whitened tokens."""
+        """Random heads (p, heads·d) with scores of moderate size on whitened tokens."""
         count = int(self.directions.shape[0])
         coefficients = rng.standard_normal((heads, count)) * (_SCORE / count**0.5)
         drawn = backend.like(coefficients, self.directions) @ self.directions
@@ -73,10 +73,10 @@ class Span:
 
 @dataclass(frozen=True, eq=False)
 class Within:
-    """Directions within a span: where a search among so few numbers may go.
+    """Restricts steps to directions within a span.
 
     `scores` are x_a D x_b for all directions D of the span, arrays (n, k, count, k) block by block:
-    with them, changes of all scores are combinations of numbers that are there.
+    changes of scores are combinations of them.
     """
 
     span: Span
@@ -98,7 +98,7 @@ class Within:
         )
 
     def retract(self, theta: Array, direction: Array) -> tuple[Array, Within]:
-        """It is flat: heads stay in it, and so do the directions."""
+        """The moved heads; the span is flat, so directions stay the same."""
         return theta + direction, self
 
     def _coefficients(self, direction: Array) -> Array:
@@ -115,7 +115,7 @@ class Within:
 def within(span: Span, batches: Batches) -> Within:
     """The directions within a span, for steps on these examples.
 
-    Scores are held whatever there is room for: in float32 they are less than the examples.
+    Scores are always held: in float32 they take less memory than the examples.
     """
     scores = batches.in_single(int(span.directions.shape[0])).map(
         _scores, backend.single(span.theta)
@@ -128,63 +128,44 @@ def span(
     count: int,
     rng: np.random.Generator,
     rows: Chunks[Any] | None = None,
-    told: Progress = no_progress,
+    progress: Progress = no_progress,
 ) -> Span:
     """The `count` strongest directions in what is not linear in the tokens, or in given rows.
 
-    `rows` are tuples of arrays (n·k, e), block by block, such as what a fit leaves over. `told`
-    hears how far it is.
+    `rows` are tuples of arrays (n·k, e), block by block, such as the residuals of a fit.
     """
     rows = _not_linear(batches) if rows is None else rows
     sample = batches.chunks.map(_sample).reduce(_first)
     query_dim, out_dim = sample.shape
     numbers = query_dim + batches.dim + batches.tokens + out_dim
     parts = batches.persist(batches.chunks.map(_parts, rows), numbers, 4)
-    spread = min(count + _SPARE, batches.dim * min(sample.shape))  # there are no more directions
-    against = backend.like(rng.standard_normal((spread * batches.dim, out_dim)), sample)
-    passed: list[tuple[Array, Array]] = []  # orthonormal heads, and what T makes of them
-    most = batches.dim * min(sample.shape) // spread  # blocks, or there would be no room for more
-    with threads.allow_tf32(against):
-        for done in range(_ROUNDS):
-            told(done / _ROUNDS)
-            against = _orthonormal(against, spread)
-            heads = parts.map(_heads_from, against).reduce(operator.add)
-            passed = passed[1 - most :] if most > 1 else []
-            heads = _orthonormal(
-                _outside(dense.flatten(heads, batches.dim), [one for one, _ in passed]), spread
-            )
-            theta = dense.unflatten(backend.like(heads, against), batches.dim)
-            against = parts.map(_projections_from, theta).reduce(operator.add)
-            passed.append((heads, against))
-    return _leading(passed, count, batches.dim)
+    size = batches.dim * min(sample.shape)  # there are no more directions
+    spread = min(count + _SPARE, size)
+    xp = backend.namespace(sample)
 
+    def heads_from(projections: Array) -> Array:
+        """(spread, d·e) -> (spread, p·d)."""
+        projections = xp.reshape(projections, (-1, out_dim))
+        heads = parts.map(_heads_from, projections).reduce(operator.add)
+        return dense.flatten(heads, batches.dim)
 
-def _outside(flat: Array, passed: list[Array]) -> Array:
-    """Rows less their parts along orthonormal rows that were passed before, in float64."""
-    flat = backend.double(flat)
-    for _ in range(2):  # twice: once leaves rounding errors
-        for before in passed:
-            flat = flat - (flat @ backend.transpose(before)) @ before
-    return flat
+    def projections_from(heads: Array) -> Array:
+        """(spread, p·d) -> (spread, d·e)."""
+        theta = dense.unflatten(backend.like(heads, sample), batches.dim)
+        projections = parts.map(_projections_from, theta).reduce(operator.add)
+        return xp.reshape(projections, (spread, -1))
 
-
-def _leading(passed: list[tuple[Array, Array]], count: int, dim: int) -> Span:
-    """The strongest directions among orthonormal heads, by what T makes of each of them."""
-    xp = backend.namespace(passed[0][0])
-    heads = xp.concat([one for one, _ in passed], axis=0)
-    images = xp.concat([backend.double(image) for _, image in passed], axis=0)
-    images = xp.reshape(images, (heads.shape[0], dim * images.shape[1]))
-    mixed, strengths, _ = xp.linalg.svd(images, full_matrices=False)
-    directions = backend.transpose(mixed) @ heads
-    return Span(dim, directions[:count, :], backend.to_numpy(strengths[:count]))
-
-
-def _orthonormal(rows: Array, count: int) -> Array:
-    """The numbers as `count` rows, made orthonormal, in the shape they came in."""
-    xp = backend.namespace(rows)
-    flat = backend.double(xp.reshape(rows, (count, -1)))
-    basis, _ = xp.linalg.qr(backend.transpose(flat))
-    return xp.reshape(backend.like(backend.transpose(basis), rows), rows.shape)
+    start = rng.standard_normal((spread, batches.dim * out_dim))
+    with threads.allow_tf32(sample):
+        directions, strengths = krylov.block_krylov(
+            heads_from,
+            projections_from,
+            backend.like(start, sample),
+            _ROUNDS,
+            size // spread,
+            progress,
+        )
+    return Span(batches.dim, directions[:count, :], backend.to_numpy(strengths[:count]))
 
 
 # Within a span, for one chunk, a sequence of blocks
@@ -218,12 +199,12 @@ def _coefficients_vjp(scores: Array, change: Array) -> Array:
     return flat @ backend.transpose(against)
 
 
-# For one chunk, a sequence of blocks. Products are in float32: directions come from them, no more.
+# For one chunk, a sequence of blocks. Products are in float32: only directions come from them.
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What products with T need of a block."""
+    """The arrays of a block that products with T need."""
 
     queries: Array  # (n·k, p)
     keys: Array  # (n, k, d)
@@ -231,7 +212,7 @@ class _Part:
     rows: Array  # (n·k, e)
 
     def attention(self, heads: int) -> Array:
-        """The same attention for so many heads, (n, k·heads, k)."""
+        """The same attention for all heads, (n, k·heads, k)."""
         n, tokens, _ = self.others.shape
         every = self.others[:, :, None, :] * backend.ones((1, 1, heads, 1), self.others)
         return backend.namespace(every).reshape(every, (n, tokens * heads, tokens))
@@ -284,7 +265,7 @@ def _others(block: Block) -> Array:
 
 
 def _sample(blocks: Sequence[Block]) -> Array:
-    """Zeros (p, e) of the kind in which products are, the same for all chunks."""
+    """Zeros (p, e) in the type and on the device of the products."""
     shape = int(blocks[0].queries.shape[2]), int(blocks[0].outputs.shape[1])
     return backend.zeros(shape, backend.single(blocks[0].outputs[:0, :]))
 
@@ -293,7 +274,7 @@ def _first(one: Array, _other: Array) -> Array:
     return one
 
 
-# What is not linear in the tokens
+# The part that is not linear in the tokens
 
 
 def _not_linear(batches: Batches) -> Chunks[Any]:

@@ -24,11 +24,6 @@ _IN_MIXTURES = 0.5  # relative cost of a product on a CPU, where most use fewer 
 _TRIAL_ROWS = 2048
 
 
-def equations_per_unknown(problem: AnyExamples, heads: int, rank: int | None) -> float:
-    """How well the heads are determined by counting."""
-    return problem.equations / problem.unknowns(heads, rank)
-
-
 def examples_for(problem: AnyExamples, equations: float, heads: int, rank: int | None) -> int:
     """The number of examples that have this many equations per unknown."""
     per_example = problem.equations / problem.examples

@@ -36,7 +36,7 @@ class HeadCount:
         """The outcome with the smallest number of heads, from one head or resumed heads."""
         search = self.search
         if resumed is None:
-            name, theta = "1 head", search.random_start(1, FAST)
+            name, theta = "1 head", Small(search).start(1, FAST)
         else:
             theta = resumed
             name = f"resumed with {_counted(search.heads_in(theta))}"

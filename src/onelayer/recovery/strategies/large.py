@@ -40,7 +40,7 @@ class Large(Small):
         search, problem = self.search, self.search.problem
         search.log.stage = "correlations"
         found = correlations.span(
-            problem.batches(heads), heads, search.rng, told=search.log.progress
+            problem.batches(heads), heads, search.rng, progress=search.log.progress
         )
         shares = found.strengths / (found.strengths[0] or 1.0)
         note = "singular values " + ", ".join(f"{share:.2f}" for share in shares)

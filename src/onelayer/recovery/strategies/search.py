@@ -1,19 +1,18 @@
-"""Stages of Levenberg-Marquardt steps, each under a stopping rule and the budget of the search."""
+"""Levenberg-Marquardt steps under a stopping rule and a budget, and tests of what they found."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.heads import dense, low_rank
 from onelayer.recovery.diagnosis import noise
 from onelayer.recovery.gauss_newton import levenberg_marquardt, varpro
 from onelayer.recovery.gauss_newton.batches import Block
-from onelayer.recovery.gauss_newton.levenberg_marquardt import FAST, SolverState, StepPolicy
+from onelayer.recovery.gauss_newton.levenberg_marquardt import SolverState
 from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome, StoppingRule
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.strategies import cost, settings
@@ -25,7 +24,7 @@ from onelayer.recovery.whitening import AnyExamples, WhitenedExamples
 
 @dataclass
 class Search:
-    """Examples, tolerances, random numbers and budget that all stages of a search share."""
+    """Examples, tolerances, random numbers and budget of a search, and its effort so far."""
 
     problem: AnyExamples  # the training examples
     held_out: WhitenedExamples
@@ -43,50 +42,9 @@ class Search:
     products: int = 0  # with the Gauss-Newton matrix, so far
     effort: float = 0.0  # seconds that these take, estimated from their operations
 
-    def random_start(self, heads: int, policy: StepPolicy) -> Array:
-        """Random attention matrices with small scores: all heads near uniform attention."""
-        dim, key_bias = self.problem.dim, self.problem.constant
-        entries = dense.random(heads, dim, key_bias, self.rng) * (policy.start_score / dim)
-        return self.of_rank(backend.like(entries, self.problem.whitening))
-
     def of_rank(self, theta: Array) -> Array:
         """The nearest attention matrices of the rank asked for."""
         return low_rank.nearest(theta, self.problem.dim, self.rank)
-
-    def stage(
-        self,
-        name: str,
-        theta: Array,
-        policy: StepPolicy = FAST,
-        problem: AnyExamples | None = None,
-        target: float | None = None,
-        *,
-        large: bool = False,
-        eager: bool = False,
-    ) -> StageOutcome:
-        """Take steps from `theta` until the stage ends, on all training examples by default.
-
-        A large problem uses float32 far from a fit, and a preconditioner. An eager stage ends
-        sooner.
-        """
-        heads = self.heads_in(theta)
-        state = levenberg_marquardt.begin(
-            (problem or self.problem).batches(heads),
-            theta,
-            low_rank.tangent(theta, self.problem.dim, self.rank),
-            policy,
-            preconditioned=large and policy is FAST,  # a cautious search may have a spare head
-            coarse=large,
-        )
-        rounded = large or self.rounding > self.settings.stage.coarse_rounding
-        rule = StoppingRule(
-            target=self.tol if target is None else target,
-            eager=eager,
-            scarce=problem is not None,
-            exact=self.exact_error if rounded else 0.0,
-        )
-        outcome = self.steps(name, state, rule)
-        return replace(outcome, state=levenberg_marquardt.in_full(outcome.state))
 
     def steps(self, name: str, state: SolverState, rule: StoppingRule) -> StageOutcome:
         """Take steps until the rule, the budget or the effort ends them."""
@@ -161,7 +119,7 @@ class Search:
         return dense.count(theta, self.problem.dim)
 
     def equations_per_unknown(self, heads: int) -> float:
-        return cost.equations_per_unknown(self.problem, heads, self.rank)
+        return self.problem.equations / self.problem.unknowns(heads, self.rank)
 
     def held_out_error(self, fit: Fit) -> float:
         """The error on the held-out examples, on which a decision depends."""

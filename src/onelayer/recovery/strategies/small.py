@@ -19,10 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
+from onelayer.array import backend
 from onelayer.array.backend import Array
-from onelayer.heads import dense
+from onelayer.heads import dense, low_rank
+from onelayer.recovery.gauss_newton import levenberg_marquardt
 from onelayer.recovery.gauss_newton.levenberg_marquardt import CAUTIOUS, FAST, StepPolicy
-from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome
+from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome, StoppingRule
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.strategies import cost, head_swaps
 from onelayer.recovery.strategies.search import Search
@@ -40,7 +42,7 @@ class Small:
     search: Search
     restarts: int = 0
     review: Review | None = None
-    large: ClassVar[bool] = False  # whether steps are expensive, see `Search.stage`
+    large: ClassVar[bool] = False  # whether steps are expensive
 
     def run(self, heads: int, resumed: Array | None = None) -> StageOutcome:
         """The best outcome over a first start, or resumed heads, and escapes."""
@@ -54,13 +56,15 @@ class Small:
         return first if equations < 1 else self.escape(first)
 
     def start(self, heads: int, policy: StepPolicy) -> Array:
-        """Attention matrices to start from."""
-        return self.search.random_start(heads, policy)
+        """Random attention matrices with small scores: all heads near uniform attention."""
+        problem = self.search.problem
+        entries = dense.random(heads, problem.dim, problem.constant, self.search.rng)
+        entries = entries * (policy.start_score / problem.dim)
+        return self.search.of_rank(backend.like(entries, problem.whitening))
 
     def grow(self, fit: Fit, extra: int) -> Array:
         """The attention matrices of a fit, and of `extra` random heads."""
-        more = self.search.random_start(extra, FAST)
-        return dense.concat([fit.theta, more])
+        return dense.concat([fit.theta, self.start(extra, FAST)])
 
     def stage(
         self,
@@ -71,10 +75,29 @@ class Small:
         target: float | None = None,
         eager: bool = False,
     ) -> StageOutcome:
-        """A stage of steps from `theta`, on all training examples by default."""
-        return self.search.stage(
-            name, theta, policy, problem, target, large=self.large, eager=eager
+        """Take steps from `theta` until the stage ends, on all training examples by default.
+
+        Large problems use float32 far from a fit, and a preconditioner unless steps are cautious,
+        since there may be a spare head. An eager stage ends sooner.
+        """
+        search, large = self.search, self.large
+        state = levenberg_marquardt.begin(
+            (problem or search.problem).batches(search.heads_in(theta)),
+            theta,
+            low_rank.tangent(theta, search.problem.dim, search.rank),
+            policy,
+            preconditioned=large and policy is FAST,
+            coarse=large,
         )
+        rounded = large or search.rounding > search.settings.stage.coarse_rounding
+        rule = StoppingRule(
+            target=search.tol if target is None else target,
+            eager=eager,
+            scarce=problem is not None,
+            exact=search.exact_error if rounded else 0.0,
+        )
+        outcome = search.steps(name, state, rule)
+        return replace(outcome, state=levenberg_marquardt.in_full(outcome.state))
 
     def fit(
         self, name: str, theta: Array, heads: int, policy: StepPolicy, attempt: int = 0
