@@ -1,13 +1,13 @@
-"""On which tokens an output row depends, from raw examples.
+"""Which tokens an output row depends on, estimated from raw examples.
 
 Let z_b be the whitened token at place b and y_a the output row at place a. A ridge regression of
 all outputs on all tokens has blocks B_ab, and on examples that it has not seen the energy
 
     E_ab = E <y_a - Σ_{c≠b} z_c B_ac, z_b B_ab>
 
-is the part of y_a that z_b explains linearly: zero on average where y_a does not depend on z_b,
-however many coefficients were fitted. Two halves of the examples predict each other. A layer
-without positions treats all pairs a ≠ b alike; causal, padded and windowed attention do not.
+is the part of y_a that z_b explains linearly: zero on average if y_a does not depend on z_b, for
+any number of coefficients. Two halves of the examples predict each other. A layer without positions
+treats all pairs a ≠ b alike; causal, padded and windowed attention do not.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import scipy.linalg
 
 Values: TypeAlias = np.ndarray[Any, Any]
 
-# Two halves that predict each other have sums that are not independent, and at worst equal:
-# standard errors are larger than those of independent examples by at most this.
+# Two halves that predict each other have dependent sums, at worst equal ones: standard errors are
+# larger than those of independent examples by at most this factor.
 DEPENDENT = np.sqrt(2.0)
-_RANK = 1e-10  # directions with less variance than this, relative to the largest, do not occur
-_VARYING = 0.1  # variance of the tokens at a place, relative to all tokens, that counts as any
+_RANK = 1e-10  # smallest variance of a direction that occurs, relative to the largest
+_VARYING = 0.1  # smallest variance of tokens at a place, relative to all, that counts as varying
 _MOST_PLACES = 16  # longer sequences are averaged over neighbouring places
-_MOST_COORDINATES = 48  # of a token and of an output: more are mixed to so many at random
+_MOST_COORDINATES = 48  # of a token and of an output: more are mixed at random
 
 
 @dataclass(frozen=True)
@@ -44,25 +44,15 @@ class Energies:
         return int(self.by_example.shape[1])
 
     @property
-    def distance(self) -> Values:
-        """|a - b| of all pairs of rows a and keys b, (k, k)."""
+    def offset(self) -> Values:
+        """b - a of all pairs of rows a and keys b, (k, k)."""
         place = np.arange(self.places)
-        return np.asarray(np.abs(place[:, None] - place[None, :]))
-
-    @property
-    def later(self) -> Values:
-        """1 for the pairs with a later key, else 0, (k, k)."""
-        return np.triu(np.ones((self.places, self.places)), 1)
-
-    @property
-    def others(self) -> Values:
-        """1 for the pairs of different places, else 0, (k, k)."""
-        return self.later + self.later.T
+        return np.asarray(place[None, :] - place[:, None])
 
     def mean(self, pairs: Values) -> tuple[float, float]:
         """The mean energy of some pairs (k, k) of rows and keys, and its standard error.
 
-        Both are NaN, which no comparison holds for, if there are no such pairs of varying keys.
+        Both are NaN, for which no comparison holds, if no such pair has a varying key.
         """
         pairs = pairs * self.varying
         if not np.any(pairs):
@@ -83,15 +73,14 @@ def whitened(X: Values, present: Values) -> Values:
     values, vectors = np.linalg.eigh(centred.T @ centred / max(len(rows), 1))
     kept = values > max(_RANK * float(values[-1]), np.finfo(np.float64).tiny)
     matrix = vectors[:, kept] / np.sqrt(values[kept])
-    found: Values = ((X - mean) @ matrix) * present[:, :, None]
-    return found
+    return np.asarray(((X - mean) @ matrix) * present[:, :, None])
 
 
 def energies(tokens: Values, outputs: Values, rng: np.random.Generator) -> Energies:
-    """What each output row depends on: whitened tokens (n, k, r), outputs (n, k, e).
+    """How much each output row depends on each token: whitened tokens (n, k, r), outputs (n, k, e).
 
-    Means of a place say nothing about dependence and are taken away: a token that all examples
-    have in one place would else count as a constant.
+    Means of a place say nothing about dependence and are subtracted: a token that all examples have
+    in one place would otherwise count as a constant.
     """
     z, y = (_coarse(_mixed(values, rng)) for values in (tokens, outputs))
     z, y = (values - values.mean(axis=0) for values in (z, y))
@@ -111,21 +100,20 @@ def energies(tokens: Values, outputs: Values, rng: np.random.Generator) -> Energ
 
 
 def halves(n: int) -> list[tuple[slice, slice]]:
-    """Two halves of the examples, each to be judged by what was fitted to the other."""
+    """Two pairs of halves of the examples: one to fit, the other to predict."""
     first, second = slice(0, n // 2), slice(n // 2, n)
     return [(first, second), (second, first)]
 
 
 def ridge(features: Values, targets: Values) -> Values:
-    """Ridge regression with the penalty that suits targets of which features explain about half.
+    """Ridge regression with the penalty for targets of which features explain about half.
 
-    For p uncorrelated features of mean square μ that is p μ.
+    For p uncorrelated features of mean square μ it is p μ.
     """
     gram = features.T @ features
     penalty = float(np.trace(gram)) / max(len(features), 1) or 1.0
     gram[np.diag_indices_from(gram)] += penalty
-    weights: Values = scipy.linalg.solve(gram, features.T @ targets, assume_a="pos")
-    return weights
+    return np.asarray(scipy.linalg.solve(gram, features.T @ targets, assume_a="pos"))
 
 
 def _mixed(values: Values, rng: np.random.Generator) -> Values:
@@ -133,8 +121,7 @@ def _mixed(values: Values, rng: np.random.Generator) -> Values:
     size = values.shape[2]
     if size <= _MOST_COORDINATES:
         return values
-    mixed: Values = values @ (rng.standard_normal((size, _MOST_COORDINATES)) / np.sqrt(size))
-    return mixed
+    return np.asarray(values @ (rng.standard_normal((size, _MOST_COORDINATES)) / np.sqrt(size)))
 
 
 def _coarse(values: Values) -> Values:

@@ -261,7 +261,7 @@ def _student(features: Values, targets: Values) -> tuple[float, float]:
 
 def _not_causal(examples: RawExamples) -> Iterator[str]:
     energies = examples.energies
-    (above, error), (below, _) = energies.mean(energies.later), energies.mean(energies.later.T)
+    (above, error), (below, _) = (energies.mean(sign * energies.offset > 0) for sign in (1, -1))
     if examples.causal and above > _SURE * error and above > _HARDLY * below:
         yield (
             f"Output rows depend on later tokens ({above / max(below, above):.0%} as strongly as "
@@ -271,8 +271,8 @@ def _not_causal(examples: RawExamples) -> Iterator[str]:
 
 def _causal(examples: RawExamples) -> Iterator[str]:
     energies = examples.energies
-    above, error = energies.mean(energies.later)
-    below, below_error = energies.mean(energies.later.T)
+    above, error = energies.mean(energies.offset > 0)
+    below, below_error = energies.mean(energies.offset < 0)
     if not examples.causal and _only(below, below_error, above, error):
         share = max(above, 0.0) / (max(above, 0.0) + below)
         yield (
@@ -318,7 +318,7 @@ def _fading_end(examples: RawExamples) -> Iterator[str]:
     place = np.arange(energies.places)
     varying = place[energies.varying]
     for start, end, name in ((0, -1, "last"), (-1, 0, "first")):
-        strong, weak = (energies.others * (place == varying[i]) for i in (start, end))
+        strong, weak = ((energies.offset != 0) & (place == varying[i]) for i in (start, end))
         if (ratio := _faded(energies, strong, weak)) is not None and ratio < _FADED:
             yield (
                 f"The {name} token influences other rows {max(ratio, 0.0):.2f} times as much as "
@@ -331,13 +331,14 @@ def _window(examples: RawExamples) -> Iterator[str]:
     if examples.masked:
         return  # distant places are rarely there together, which looks like a window
     energies = examples.energies
-    places, pairs = energies.places, energies.others
+    places, distance = energies.places, np.abs(energies.offset)
+    pairs = energies.offset != 0
     if examples.causal or examples.suspects("causal"):
         # Earlier rows have fewer keys and depend more on each of them.
-        pairs = energies.later.T * (np.arange(places) >= places // 2)[:, None]
+        pairs = (energies.offset < 0) & (np.arange(places) >= places // 2)[:, None]
     for width in range(1, places - 1):
-        near, near_error = energies.mean(pairs * (energies.distance <= width))
-        far, far_error = energies.mean(pairs * (energies.distance > width))
+        near, near_error = energies.mean(pairs & (distance <= width))
+        far, far_error = energies.mean(pairs & (distance > width))
         if _only(near, near_error, far, far_error):
             yield (
                 f"Output rows do not depend on tokens more than {width} places away "
@@ -352,9 +353,7 @@ def _fading_distance(examples: RawExamples) -> Iterator[str]:
     energies = examples.energies
     if examples.masked or examples.causal or energies.places < 2:
         return
-    near, far = (
-        energies.others * (energies.distance == apart) for apart in (1, energies.places - 1)
-    )
+    near, far = (np.abs(energies.offset) == apart for apart in (1, energies.places - 1))
     if (ratio := _faded(energies, near, far)) is not None and ratio < _DISTANT:
         yield (
             f"Output rows depend {max(ratio, 0.0):.2f} times as much on the farthest tokens as on "
