@@ -9,7 +9,7 @@ as vectors of their d² entries.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import clarabel
 import numpy as np
@@ -55,8 +55,7 @@ class Spectrum:
         return free, float(gaps[free - 1]) if free else np.inf
 
 
-@dataclass(frozen=True, eq=False)
-class Polytope:
+class Polytope(NamedTuple):
     """Slabs `lower ≤ normals @ θ ≤ upper`; `upper` is infinite for one-sided slabs.
 
     `error` (s,) is the error of the middle of a slab, zero for one-sided slabs.
@@ -156,7 +155,11 @@ class Polytope:
 
     def part(self, kept: np.ndarray[Any, Any]) -> Polytope:
         """The polytope of some of the slabs."""
-        return Polytope(self.normals[kept], self.lower[kept], self.upper[kept], self.error[kept])
+        return Polytope(*(array[kept] for array in self))
+
+    def concat(self, other: Polytope) -> Polytope:
+        """The intersection of two polytopes."""
+        return Polytope(*map(np.concatenate, zip(self, other, strict=True)))
 
     def section(self, point: Vector, basis: Matrix) -> Polytope:
         """The section with the affine space point + z @ basis, as a polytope of the z.
@@ -167,7 +170,7 @@ class Polytope:
         """
         offset = self.normals @ point
         lower, upper = self.lower - offset, self.upper - offset
-        return Polytope(self.normals @ basis.T, lower, upper, self.error)
+        return self._replace(normals=self.normals @ basis.T, lower=lower, upper=upper)
 
     def narrowed(self, centre: Vector, most: int) -> Polytope:
         """At most `most` two-sided slabs nearest to a centre, just wide enough to contain it.
@@ -180,12 +183,9 @@ class Polytope:
         distance = two_sided.distances(centre)
         reach = max(float(np.quantile(distance, _NEAREST)), _THINNEST)
         near = np.flatnonzero(distance <= reach)
-        near = near[np.argsort(two_sided.error[near], kind="stable")[:most]]
-        error = two_sided.error[near]
-        middle = ((two_sided.lower + two_sided.upper) / 2)[near]
-        return Polytope(
-            two_sided.normals[near], middle - reach * error, middle + reach * error, error
-        )
+        found = two_sided.part(near[np.argsort(two_sided.error[near], kind="stable")[:most]])
+        middle, width = (found.lower + found.upper) / 2, reach * found.error
+        return found._replace(lower=middle - width, upper=middle + width)
 
     def _scaled(self) -> Matrix:
         above = self.two_sided

@@ -131,10 +131,6 @@ def _with_one_sided(polytope: Polytope, slabs: Slabs, centre: Numbers) -> Polyto
     """The polytope cut by the half-spaces of saturated rows that contain its centre."""
     normals = slabs.normals()
     inside = normals @ centre <= slabs.value
-    normals, value = -normals[inside], -slabs.value[inside]
-    return Polytope(
-        np.concatenate([polytope.normals, normals]),
-        np.concatenate([polytope.lower, value]),
-        np.concatenate([polytope.upper, np.full(len(value), np.inf)]),
-        np.concatenate([polytope.error, np.zeros(len(value))]),
-    )
+    lower = -slabs.value[inside]
+    upper, error = np.full(len(lower), np.inf), np.zeros(len(lower))
+    return polytope.concat(Polytope(-normals[inside], lower, upper, error))
