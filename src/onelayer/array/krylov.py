@@ -76,17 +76,16 @@ def lanczos(
     start: Array,
     dimension: int,
     accurate: Callable[[np.ndarray[Any, Any], float], bool],
-    fewest: int,
-    most: int,
+    steps: tuple[int, int],
     project: LinearMap = identity,
 ) -> Ritz:
     """Extreme eigenvalues of a symmetric matrix on a subspace of some dimension.
 
-    The smallest Ritz value is an upper bound of the smallest eigenvalue. Steps end when
+    The smallest Ritz value is an upper bound of the smallest eigenvalue. The iteration ends when
     `accurate(values, residual)` holds for the Ritz values and the residual of the smallest one,
-    after at least `fewest` of them, or after `most`. New vectors are made orthogonal to all before,
-    twice, and projected on the subspace: what rounding adds outside of it would grow to a vector
-    that the matrix sends to zero.
+    after at least `steps[0]` and at most `steps[1]` of them. New vectors are made orthogonal to all
+    before, twice, and projected on the subspace: what rounding adds outside of it would grow to a
+    vector that the matrix sends to zero.
     """
     xp = backend.namespace(start)
     shape, size = start.shape, math.prod(start.shape)
@@ -102,12 +101,12 @@ def lanczos(
         length = backend.squared_norm(image) ** 0.5
         matrix = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
         values, vectors = np.linalg.eigh(matrix)
-        steps = len(diagonal)
+        done, (fewest, most) = len(diagonal), steps
         exhausted = length <= 10 * backend.epsilon(start) * max(float(values[-1]), 0.0)
-        converged = steps >= fewest and accurate(values, length * abs(vectors[-1, 0]))
-        if exhausted or converged or steps >= min(most, dimension):
+        converged = done >= fewest and accurate(values, length * abs(vectors[-1, 0]))
+        if exhausted or converged or done >= min(most, dimension):
             vector = xp.reshape(backend.like(vectors[:, 0], start) @ basis, shape)
-            return Ritz(values, vector, exhausted or converged or steps >= dimension)
+            return Ritz(values, vector, exhausted or converged or done >= dimension)
         off_diagonal.append(length)
         basis = xp.concat([basis, xp.reshape(image / length, (1, size))], axis=0)
 

@@ -12,14 +12,15 @@ need: scores, attention and features never need a transposed copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
-from onelayer.heads.base import Inputs, Rows, ScoreProducts
+from onelayer.heads.base import Inputs
 from onelayer.heads.softmax import softmax, softmax_jvp
 
 # The layout of theta
@@ -159,6 +160,8 @@ def features_jvp(keys: Array, attention: Array, rows: Array) -> Array:
 class FullSpace:
     """All directions: theta may move anywhere."""
 
+    inputs = None
+
     def dimension(self, theta: Array) -> int:
         """The number of independent directions."""
         return int(theta.shape[0] * theta.shape[1])
@@ -169,11 +172,14 @@ class FullSpace:
     def retract(self, theta: Array, direction: Array) -> tuple[Array, FullSpace]:
         return theta + direction, self
 
-    def jvp(self, products: ScoreProducts, direction: Array) -> Rows:
-        return products.through_scores(scores, direction)
+    def scores_jvp(self, direction: Array) -> Callable[..., Array]:
+        return partial(scores, theta=direction)
 
-    def vjp(self, products: ScoreProducts, rows: Rows) -> Array:
-        return products.back_through_scores(scores_vjp, rows)
+    def scores_vjp(self, _reference: Array) -> Callable[..., Array]:
+        return scores_vjp
+
+    def lift(self, total: Array) -> Array:
+        return total
 
 
 FULL_SPACE = FullSpace()

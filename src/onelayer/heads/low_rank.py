@@ -26,13 +26,15 @@ for that G_iᵀ U_i, G_i V_i and the row of the bias suffice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.heads import dense
-from onelayer.heads.base import Inputs, Rows, ScoreProducts
+from onelayer.heads.base import Inputs
 from onelayer.heads.dense import FULL_SPACE, FullSpace, flat_tokens, side_by_side
 
 _THIN = 4  # products use factors if the rank is at most the dimension over this
@@ -45,14 +47,15 @@ class LowRankTangent:
     left: Array
     right: Array
     key_bias: bool
+    inputs = None
 
     @property
     def _thin(self) -> bool:
         _, dim, rank = self.left.shape
         return bool(_THIN * rank <= dim)
 
-    def _bases(self, reference: Array) -> tuple[Array, Array]:
-        return backend.like(self.left, reference), backend.like(self.right, reference)
+    def _bases(self, reference: Array) -> list[Array]:
+        return [backend.like(basis, reference) for basis in (self.left, self.right)]
 
     def dimension(self, theta: Array) -> int:
         """The number of independent directions."""
@@ -66,19 +69,23 @@ class LowRankTangent:
         matrix = inside + ((matrix - inside) @ right) @ backend.transpose(right)
         return dense.pack(matrix, bias)
 
-    def jvp(self, products: ScoreProducts, direction: Array) -> Rows:
+    def scores_jvp(self, direction: Array) -> Callable[..., Array]:
         if not self._thin:
-            return FULL_SPACE.jvp(products, direction)
-        factors = _factors(direction, *self._bases(direction))
-        return products.through_scores(_scores, *factors, self.left.shape[0])
+            return partial(dense.scores, theta=direction)
+        left, right = _factors(direction, *self._bases(direction))
+        return partial(_scores, left=left, right=right, heads=self.left.shape[0])
 
-    def vjp(self, products: ScoreProducts, rows: Rows) -> Array:
+    def scores_vjp(self, reference: Array) -> Callable[..., Array]:
         if not self._thin:
-            return self.project(FULL_SPACE.vjp(products, rows))
-        left, right = self._bases(products.weights)
-        bases = side_by_side(backend.namespace(left).concat([left, right], axis=0))
-        sums = products.back_through_scores(_scores_vjp, rows, bases, left.shape[0])
-        return _direction(sums, left, right, self.key_bias)
+            return dense.scores_vjp
+        bases = side_by_side(backend.namespace(reference).concat(self._bases(reference), axis=0))
+        return partial(_scores_vjp, bases=bases, heads=self.left.shape[0])
+
+    def lift(self, total: Array) -> Array:
+        if not self._thin:
+            return self.project(total)
+        left, right = self._bases(total)
+        return _direction(total, left, right, self.key_bias)
 
     def retract(self, theta: Array, direction: Array) -> tuple[Array, LowRankTangent]:
         _, dim, rank = self.left.shape

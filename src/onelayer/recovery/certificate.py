@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import rel_entr
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
@@ -156,8 +157,4 @@ def mean_bound(mean: float, count: int, delta: float) -> float:
 
 def _divergence(p: float, q: float) -> float:
     """kl(p, q) of two coins."""
-    if q >= 1.0:
-        return 0.0 if p >= 1.0 else np.inf
-    heads = p * np.log(p / q) if p > 0 else 0.0
-    tails = (1 - p) * np.log((1 - p) / (1 - q)) if p < 1 else 0.0
-    return float(heads + tails)
+    return float(rel_entr(p, q) + rel_entr(1 - p, 1 - q))

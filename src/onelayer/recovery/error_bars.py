@@ -21,6 +21,7 @@ that mean square times the 0.95-quantile of the F-distribution with 1 and K degr
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -31,10 +32,10 @@ from scipy.special import fdtri
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.data.chunks import InMemory
-from onelayer.heads.base import Rows
 from onelayer.heads.dense import flat_tokens
 from onelayer.recovery.equal_rows import DECIMALS, row_keys
 from onelayer.recovery.gauss_newton import jacobian, varpro
+from onelayer.recovery.gauss_newton.batches import Rows, map_blocks
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.sensitivity import Sensitivity, sensitivity
 from onelayer.recovery.whitening import AnyExamples, Whitening
@@ -47,20 +48,9 @@ _MARGIN = 2.0  # the smallest singular value is found up to a part of it, and fr
 _COMPARED = 4000  # rows that are compared
 
 
-@dataclass(frozen=True)
-class _Enough:
-    """How many examples error bars are computed from.
-
-    At least this many equations per unknown, scores and rows per number that they have to
-    determine, and examples.
-    """
-
-    equations: float
-    scores: float
-    examples: int
-
-
-_ROUGHLY, _CAREFULLY = _Enough(6.0, 6.0, 1), _Enough(6.0, 8.0, 100)
+# Error bars are computed from at least this many equations per unknown, scores and rows per number
+# that they determine, and examples: roughly first, then carefully.
+_ENOUGH = ((6.0, 6.0, 1), (6.0, 8.0, 100))
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +82,7 @@ def error_bars(
     allows at most, which costs no draws.
     """
     copies = _copies(fitted)
-    for enough in (_ROUGHLY, _CAREFULLY):
+    for enough in _ENOUGH:
         few = _thinned(fit, fitted, rank, copies, enough)
         response = sensitivity(few, rank, rng)
         noise = max(_noise(few, fitted, rank, thinned=few is not fit), rounding)
@@ -148,20 +138,25 @@ def _by_draws(
     moved = [_step_left(fit, few, response)]
     moved += [_moved(response, _flipped(few, response, rng)) for _ in range(_DRAWS)]
     least, most = response.extremes
-    smallest = least / most if most > 0 else 0.0
+    smallest, directions = least / most if most > 0 else 0.0, fitted.span.rank
     found = [one for one in moved if one is not None]
     if len(found) < len(moved):
         unknown = np.full(fit.heads, np.inf)
-        return ErrorBars(unknown, unknown, np.full(fitted.span.rank, np.inf), noise, smallest)
-    errors = _Errors.of(fitted.transform, fit, found)
+        return ErrorBars(unknown, unknown, np.full(directions, np.inf), noise, smallest)
     factor = noise * _scale(fit, few, fitted, rank) * float(fdtri(1, _DRAWS, CONFIDENCE)) ** 0.5
-    return ErrorBars(
-        errors.attention_bars(factor, fitted.span.rank),
-        errors.projection_bars(factor),
-        errors.nested(factor),
-        noise,
-        smallest,
-    )
+    # Changes first by the step not taken, then by draws: (1 + K, m, r + 1, r) and (1 + K, m, r, e)
+    changes = [_on_span(fitted.transform, *one) for one in found]
+    attention, projection = (np.stack(each) for each in zip(*changes, strict=True))
+    heads = _on_span(fitted.transform, fit.theta, fit.weights)
+
+    def attention_bars(count: int) -> Values:
+        """Bounds (m,) on the `count` strongest directions, relative to the heads there."""
+        rows = [*range(count), directions]
+        return _bound(attention[:, :, rows, :count], factor, heads[0][:, rows, :count])
+
+    nested = np.array([attention_bars(count).max() for count in range(1, directions + 1)])
+    projection_bars = _bound(projection, factor, heads[1])
+    return ErrorBars(attention_bars(directions), projection_bars, nested, noise, smallest)
 
 
 def _copies(fitted: AnyExamples) -> float:
@@ -181,7 +176,7 @@ def _copies(fitted: AnyExamples) -> float:
 
 
 def _thinned(
-    fit: Fit, fitted: AnyExamples, rank: int | None, copies: float, enough: _Enough
+    fit: Fit, fitted: AnyExamples, rank: int | None, copies: float, enough: tuple[float, float, int]
 ) -> Fit:
     """The same heads on no more examples than it takes to judge how well they are determined.
 
@@ -191,11 +186,12 @@ def _thinned(
     tokens, dim = fitted.tokens, fitted.dim
     numbers = fitted.query_dim * dim if rank is None else rank * (2 * dim - rank) + dim
     pairs = tokens * max(tokens - 1, 1) / (2 if fitted.causal else 1)
+    equations, scores, examples = enough
     wanted = max(
-        enough.equations * fitted.unknowns(fit.heads, rank) * fitted.examples / fitted.equations,
-        enough.scores * numbers / pairs,
-        enough.scores * fit.heads * dim / tokens,
-        enough.examples,
+        equations * fitted.unknowns(fit.heads, rank) * fitted.examples / fitted.equations,
+        scores * numbers / pairs,
+        scores * fit.heads * dim / tokens,
+        examples,
     )
     if copies * wanted > 0.8 * fit.batches.examples:
         return fit
@@ -255,45 +251,8 @@ def _moved(response: Sensitivity, rows: Rows) -> tuple[Array, Array] | None:
     theta = response.solve(products.vjp(products.unexplained(rows)))
     if theta is None:
         return None
-    left = rows.map(_less, products.jvp(theta))
+    left = map_blocks(operator.sub, rows, products.jvp(theta))
     return theta, products.inverse @ products.against(left)
-
-
-def _less(rows: Sequence[Array], moved: Sequence[Array]) -> tuple[Array, ...]:
-    return tuple(one - other for one, other in zip(rows, moved, strict=True))
-
-
-@dataclass(frozen=True, eq=False)
-class _Errors:
-    """Changes on the span, first by the step not taken, then by draws of noise.
-
-    Attention is (1 + K, m, r + 1, r), projection (1 + K, m, r, e), and `heads` are both of the fit.
-    """
-
-    attention: Values
-    projection: Values
-    heads: tuple[Values, Values]
-
-    @classmethod
-    def of(cls, transform: Whitening, fit: Fit, moved: list[tuple[Array, Array]]) -> _Errors:
-        changes = [_on_span(transform, *one) for one in moved]
-        attention, projection = (np.stack(each) for each in zip(*changes, strict=True))
-        return cls(attention, projection, _on_span(transform, fit.theta, fit.weights))
-
-    def attention_bars(self, factor: float, count: int) -> Values:
-        """Bounds (m,) on the `count` strongest directions, relative to the heads there."""
-        rows = [*range(count), self.attention.shape[3]]
-        change, head = self.attention[:, :, rows, :count], self.heads[0][:, rows, :count]
-        return _bound(change, factor, head)
-
-    def projection_bars(self, factor: float) -> Values:
-        """Bounds (m,) relative to the heads."""
-        return _bound(self.projection, factor, self.heads[1])
-
-    def nested(self, factor: float) -> Values:
-        """Largest bound on the attention of a head, on the strongest 1, 2, .., r directions."""
-        counts = range(1, self.attention.shape[3] + 1)
-        return np.array([self.attention_bars(factor, count).max() for count in counts])
 
 
 def _bound(changes: Values, factor: float, heads: Values) -> Values:

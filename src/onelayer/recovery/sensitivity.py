@@ -12,13 +12,16 @@ are a combination of the other heads', so that projections can be traded.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from onelayer.array import backend, krylov
+from onelayer.array import backend
 from onelayer.array.backend import Array
+from onelayer.array.krylov import Ritz, conjugate_gradients, lanczos
 from onelayer.heads import dense, low_rank
 from onelayer.heads.low_rank import Tangent
 from onelayer.recovery.gauss_newton import jacobian, levenberg_marquardt, varpro
@@ -42,26 +45,17 @@ _EASY = 1e-5  # eigenvalues above this, relative to the largest, are solved for 
 _SOLVED = 0.2  # the share of the weakest direction's part in the right side that may be left over
 
 
-class Sensitivity(Protocol):
-    """S at a fit, restricted to the tangent space of the heads.
+@dataclass(frozen=True, eq=False)
+class Sensitivity:
+    """S at a fit, restricted to the tangent space of the heads."""
 
-    `products` are as precise as S requires. `strengths` (m,) say how strongly outputs respond to
-    each head, relative to the strongest, and `extremes` are the smallest and the largest singular
-    value of J with heads brought to equal strength by them. `determined` (m,) says which heads take
-    part in no free direction.
-    """
-
-    @property
-    def products(self) -> Jacobian: ...
-    @property
-    def strengths(self) -> Values: ...
-    @property
-    def extremes(self) -> tuple[float, float]: ...
-    @property
-    def determined(self) -> Values: ...
-
-    def solve(self, right: Array) -> Array | None:
-        """S⁻¹ times a direction, free directions left out; None if it was not found."""
+    products: Jacobian  # as precise as S requires
+    strengths: Values  # (m,), how strongly outputs respond to each head, relative to the strongest
+    extremes: tuple[float, float]  # singular values of J with heads brought to equal strength
+    determined: Values  # (m,), which heads take part in no free direction
+    solve: Callable[[Array], Array | None]  # S⁻¹ times a direction, free ones left out
+    formed: bool  # whether S was formed and decomposed
+    easy: bool = True  # whether the extremes are certain and solves take few products
 
 
 def sensitivity(fit: Fit, rank: int | None, rng: np.random.Generator) -> Sensitivity:
@@ -74,27 +68,8 @@ def sensitivity(fit: Fit, rank: int | None, rng: np.random.Generator) -> Sensiti
     return found if found.easy or operations > _BEARABLE else _dense(fit, tangent)
 
 
-# Formed and decomposed
-
-
-@dataclass(frozen=True, eq=False)
-class _Dense:
-    """S by its eigenvalues and eigenvectors (numbers in theta, count), without those at zero."""
-
-    products: Jacobian
-    values: Values
-    vectors: Values
-    strengths: Values
-    extremes: tuple[float, float]
-    determined: Values
-
-    def solve(self, right: Array) -> Array | None:
-        flat = backend.to_numpy(right).reshape(-1)
-        found = self.vectors @ ((flat @ self.vectors) / self.values)
-        return backend.like(found.reshape(right.shape), right)
-
-
-def _dense(fit: Fit, tangent: Tangent) -> _Dense:
+def _dense(fit: Fit, tangent: Tangent) -> Sensitivity:
+    """S formed and decomposed."""
     heads = fit.heads
     formed = _unexplained_jacobian(fit)
     matrix = formed.T @ formed
@@ -113,8 +88,14 @@ def _dense(fit: Fit, tangent: Tangent) -> _Dense:
     determined = _separable(fit) & ~idle & (shares <= _SHARE * max(shares.max(), 1e-300))
     kept = (basis @ vectors[:, ~free]) / scale[:, None]
     extremes = max(float(values[0]), 0.0) ** 0.5, largest**0.5
+
+    def solve(right: Array) -> Array:
+        flat = backend.to_numpy(right).reshape(-1)
+        found = kept @ ((flat @ kept) / values[~free])
+        return backend.like(found.reshape(right.shape), right)
+
     products = jacobian.jacobian(fit)
-    return _Dense(products, values[~free], kept, strengths, extremes, determined)
+    return Sensitivity(products, strengths, extremes, determined, solve, formed=True)
 
 
 def _unexplained_jacobian(fit: Fit) -> Values:
@@ -151,37 +132,8 @@ def _basis(tangent: Tangent, theta: Array) -> Values:
     return np.asarray(vectors[:, size - count :])
 
 
-# Never formed
-
-
-@dataclass(frozen=True, eq=False)
-class _Krylov:
-    """S by products alone.
-
-    It is `easy` if its smallest eigenvalue has been found and solves will take few products.
-    """
-
-    products: Jacobian
-    tangent: Tangent
-    tolerance: float  # share of the squared right side at which a solve stops
-    strengths: Values
-    extremes: tuple[float, float]
-    determined: Values
-    easy: bool
-
-    def solve(self, right: Array) -> Array | None:
-        most = levenberg_marquardt.SETTINGS.most_products
-        path, used = krylov.conjugate_gradients(
-            lambda direction: self.products.gauss_newton_product(direction, self.tangent),
-            self.tangent.project(right),
-            self.tolerance,
-            most,
-            reference=self.products.weights,
-        )
-        return path[-1] if used < most else None
-
-
-def _krylov(fit: Fit, tangent: Tangent, rng: np.random.Generator) -> _Krylov:
+def _krylov(fit: Fit, tangent: Tangent, rng: np.random.Generator) -> Sensitivity:
+    """S by products alone."""
     of_head = dense.head_index(fit.theta, fit.batches.dim)
     start = tangent.project(backend.like(rng.standard_normal(fit.theta.shape), fit.theta))
     full = jacobian.jacobian(fit)
@@ -204,7 +156,16 @@ def _krylov(fit: Fit, tangent: Tangent, rng: np.random.Generator) -> _Krylov:
     tolerance = _SOLVED**2 * max(weakest, _UNDETERMINED)
     extremes = smallest**0.5, largest**0.5
     easy = sure and weakest > _EASY and bool(determined.all())
-    return _Krylov(products, tangent, tolerance, strengths, extremes, determined, easy)
+    solve = partial(_solve, products, tangent, tolerance)
+    return Sensitivity(products, strengths, extremes, determined, solve, formed=False, easy=easy)
+
+
+def _solve(products: Jacobian, tangent: Tangent, tolerance: float, right: Array) -> Array | None:
+    """S⁻¹ times a direction, its squared residual at most a share of it; None if not found."""
+    product = partial(products.gauss_newton_product, space=tangent)
+    right, most = tangent.project(right), levenberg_marquardt.SETTINGS.most_products
+    path, used = conjugate_gradients(product, right, tolerance, most, reference=products.weights)
+    return path[-1] if used < most else None
 
 
 def _strengths(products: Jacobian, start: Array, of_head: Values) -> Values:
@@ -233,9 +194,7 @@ def _separable(fit: Fit) -> Values:
     return np.asarray(left / fit.batches.rows > 10 * varpro.SINGULAR_RIDGE)
 
 
-def _extreme_eigenvalues(
-    products: Jacobian, tangent: Tangent, start: Array, scale: Array
-) -> krylov.Ritz:
+def _extreme_eigenvalues(products: Jacobian, tangent: Tangent, start: Array, scale: Array) -> Ritz:
     """Ritz values of S with directions in units of 1/scale, head by head.
 
     A head to which outputs do not respond at all has units of its own. Lanczos steps end when the
@@ -251,12 +210,5 @@ def _extreme_eigenvalues(
         zero = _UNDETERMINED**2 * max(float(values[-1]), 0.0)
         return bool(residual < _LANCZOS_ACCURACY * max(values[0], zero))
 
-    return krylov.lanczos(
-        product,
-        start,
-        tangent.dimension(start),
-        accurate,
-        fewest=_FEWEST_LANCZOS_STEPS,
-        most=_MOST_LANCZOS_STEPS,
-        project=tangent.project,
-    )
+    steps = (_FEWEST_LANCZOS_STEPS, _MOST_LANCZOS_STEPS)
+    return lanczos(product, start, tangent.dimension(start), accurate, steps, tangent.project)

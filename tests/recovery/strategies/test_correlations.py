@@ -121,7 +121,7 @@ def some_span(xp_array=np.asarray, count=2, dim=3):
 
 
 def within(span):
-    return correlations.Within(span, scores=chunks.InMemory(()))
+    return correlations.Within(span, inputs=chunks.InMemory(()))
 
 
 def test_directions_are_projected_on_the_span(xp_array):

@@ -6,15 +6,20 @@ Otherwise the examples are read chunk by chunk, and it is computed again in ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
+from onelayer.array.blocks import sum_over
 from onelayer.data.chunks import CHUNK_BYTES, Chunks, Streamed
 
 T = TypeVar("T")
+R = TypeVar("R")
+PerBlock: TypeAlias = Chunks[tuple[T, ...]]  # a value for every block, chunk by chunk
+Rows: TypeAlias = PerBlock[Array]  # arrays (n·k, e)
 
 _FLOATING = ("queries", "keys", "outputs", "counted", "offset")  # fields of a block
 
@@ -36,14 +41,11 @@ class Block:
     offset: Array | None = None
 
 
-Blocks: TypeAlias = Chunks[tuple[Block, ...]]
-
-
 @dataclass(frozen=True, eq=False)
 class Batches:
     """The examples of a problem in blocks whose size suits some number of heads."""
 
-    chunks: Blocks
+    chunks: PerBlock[Block]
     examples: int
     tokens: int
     dim: int
@@ -60,13 +62,13 @@ class Batches:
         """Values with this many numbers per row, held for the next pass if they fit."""
         return values.persist(float(itemsize) * self.rows * numbers, self.memory_budget)
 
-    def in_single(self, heads: int) -> Blocks:
+    def in_single(self, heads: int) -> PerBlock[Block]:
         """The blocks in float32.
 
         Values computed from chunks in memory are held too. If those of `heads` heads would not fit,
         the blocks are streamed from memory.
         """
-        held = self.persist(self.chunks.map(_in_single), 2 * self.dim + 1 + self.out_dim, 4)
+        held = self.persist(map_blocks(_in_single, self.chunks), 2 * self.dim + 1 + self.out_dim, 4)
         if held.in_memory and not self.chunks.in_memory:
             size = 4 * self.rows * numbers_per_row(heads, self.dim, self.tokens, self.out_dim)
             return held if size <= self.memory_budget else recompute(held.collect())
@@ -78,12 +80,30 @@ def numbers_per_row(heads: int, dim: int, tokens: int, out_dim: int) -> int:
     return heads * (dim + tokens + out_dim)
 
 
-def _in_single(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    def rounded(block: Block) -> Block:
-        arrays = {name: getattr(block, name) for name in _FLOATING}
-        return replace(block, **{k: backend.single(v) for k, v in arrays.items() if v is not None})
+def _in_single(block: Block) -> Block:
+    arrays = {name: getattr(block, name) for name in _FLOATING}
+    return replace(block, **{k: backend.single(v) for k, v in arrays.items() if v is not None})
 
-    return tuple(map(rounded, blocks))
+
+def map_blocks(work: Callable[..., R], first: PerBlock[T], *others: PerBlock[Any]) -> PerBlock[R]:
+    """`work(block, *values)` for every block and what belongs to it."""
+    return first.map(_map_chunk, *others, work)
+
+
+def sum_blocks(work: Callable[..., R], first: PerBlock[T], *others: PerBlock[Any]) -> R:
+    """The sum of `work(block, *values)` over all blocks, in their order."""
+    totals: Chunks[R] = first.map(_sum_chunk, *others, work)
+    return totals.reduce(operator.add)
+
+
+def _map_chunk(*arguments: Any) -> tuple[Any, ...]:
+    *values, work = arguments
+    return tuple(work(*place) for place in zip(*values, strict=True))
+
+
+def _sum_chunk(*arguments: Any) -> Any:
+    *values, work = arguments
+    return sum_over(zip(*values, strict=True), lambda place: work(*place))
 
 
 def groups(parts: tuple[Block, ...], size: int) -> list[tuple[Block, ...]]:

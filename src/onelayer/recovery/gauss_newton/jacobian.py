@@ -2,28 +2,33 @@
 
 Both are defined in `varpro.py`. Neither is ever formed: a product is a sum over chunks of examples,
 in each of which it is a sum over blocks. How theta changes scores is left to the family of heads
-(see `onelayer.heads`); how scores change outputs is computed here, for all of them.
+(see `onelayer.heads`); how scores change outputs is computed here.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
-from onelayer.array.blocks import sum_over
-from onelayer.data.chunks import Chunks
-from onelayer.heads.base import Rows, TangentSpace
+from onelayer.heads.base import TangentSpace
 from onelayer.heads.dense import FULL_SPACE, flat_tokens, side_by_side
 from onelayer.heads.softmax import softmax_jvp
 from onelayer.recovery.gauss_newton import varpro
-from onelayer.recovery.gauss_newton.batches import Batches, Block, Blocks
-from onelayer.recovery.gauss_newton.varpro import Attended, AttendedChunks, Fit
+from onelayer.recovery.gauss_newton.batches import (
+    Batches,
+    Block,
+    PerBlock,
+    Rows,
+    map_blocks,
+    sum_blocks,
+)
+from onelayer.recovery.gauss_newton.varpro import Attended, Fit
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,19 +40,25 @@ class Jacobian:
     """
 
     batches: Batches
-    blocks: Blocks
-    attended: AttendedChunks
+    blocks: PerBlock[Block]
+    attended: PerBlock[Attended]
     images: Rows
     weights: Array
     inverse: Array
 
     def jvp(self, direction: Array, space: TangentSpace = FULL_SPACE) -> Rows:
         """J times a direction in the space, (n·k, e) for every block."""
-        return space.jvp(self, direction)
+        work = partial(_outputs_jvp, space.scores_jvp(direction))
+        return map_blocks(work, self._inputs(space), self.attended, self.images)
 
     def vjp(self, rows: Rows, space: TangentSpace = FULL_SPACE) -> Array:
         """Jᵀ u, projected on the space."""
-        return space.vjp(self, rows)
+        work = partial(_outputs_vjp, space.scores_vjp(self.weights))
+        values = (self._inputs(space), self.attended, self.images, rows)
+        return space.lift(sum_blocks(work, *values))
+
+    def _inputs(self, space: TangentSpace) -> PerBlock[Any]:
+        return self.blocks if space.inputs is None else space.inputs
 
     def gauss_newton_product(self, direction: Array, space: TangentSpace = FULL_SPACE) -> Array:
         """S times a direction in the space, projected on it; S = Jᵀ (I - H (HᵀH)⁻¹ Hᵀ) J."""
@@ -56,30 +67,11 @@ class Jacobian:
     def unexplained(self, rows: Rows) -> Rows:
         """(I - H (HᵀH)⁻¹ Hᵀ) u: what no change of the weights can undo."""
         rows = varpro.persist_rows(self.batches, rows, self.weights)
-        return rows.map(varpro.less_fitted, self.attended, self.inverse @ self.against(rows))
+        return varpro.less_fitted(rows, self.attended, self.inverse @ self.against(rows))
 
     def against(self, rows: Rows) -> Array:
         """Hᵀ u."""
-        return self.attended.map(varpro.against_features, rows).reduce(operator.add)
-
-    def through_scores(
-        self, scores: Callable[..., Array], *parameters: object, inputs: Chunks[Any] | None = None
-    ) -> Rows:
-        """J times a direction that changes scores as `scores(block, *parameters)`."""
-        inputs = self.blocks if inputs is None else inputs
-        return inputs.map(_through_scores, self.attended, self.images, scores, *parameters)
-
-    def back_through_scores(
-        self,
-        scores_vjp: Callable[..., Array],
-        rows: Rows,
-        *parameters: object,
-        inputs: Chunks[Any] | None = None,
-    ) -> Array:
-        """The sum over blocks of `scores_vjp` at the changes of scores that rows call for."""
-        inputs = self.blocks if inputs is None else inputs
-        shared = (self.attended, self.images, rows, scores_vjp, *parameters)
-        return inputs.map(_back_through_scores, *shared).reduce(operator.add)
+        return sum_blocks(varpro.against_features, self.attended, rows)
 
     def sketched(self, count: int, rng: np.random.Generator) -> Jacobian:
         """The same for `count` random mixtures of the outputs: S on average, at a lower cost.
@@ -104,7 +96,9 @@ def jacobian(fit: Fit, single: bool = False) -> Jacobian:
         if attended.recomputed:  # then better in float32 as well
             attended = varpro.attended_at(batches, blocks, theta)
         elif not fit.single:
-            attended = varpro.persist_attended(batches, attended.map(_single_attended), theta)
+            attended = varpro.persist_attended(
+                batches, map_blocks(_single_attended, attended), theta
+            )
     return _with_images(batches, blocks, attended, weights, inverse)
 
 
@@ -119,69 +113,49 @@ def gradient(fit: Fit, products: Jacobian | None = None, space: TangentSpace = F
 
 
 def _with_images(
-    batches: Batches, blocks: Blocks, attended: AttendedChunks, weights: Array, inverse: Array
+    batches: Batches,
+    blocks: PerBlock[Block],
+    attended: PerBlock[Attended],
+    weights: Array,
+    inverse: Array,
 ) -> Jacobian:
     """The products with these weights, tokens projected by them."""
     projections = varpro.projections(weights, batches)
     heads, _, out_dim = projections.shape
-    images = blocks.map(_images, side_by_side(projections), heads)
-    images = batches.persist(images, heads * out_dim, backend.itemsize(weights))
+    work = partial(_images, projections=side_by_side(projections), heads=heads)
+    images = batches.persist(map_blocks(work, blocks), heads * out_dim, backend.itemsize(weights))
     return Jacobian(batches, blocks, attended, images, weights, inverse)
 
 
-# For one chunk, a sequence of blocks
+# For one block
 
 
-def _single_attended(attended: Sequence[Attended]) -> tuple[Attended, ...]:
-    small = backend.single
-    return tuple(Attended(small(one.attention), small(one.features)) for one in attended)
+def _single_attended(one: Attended) -> Attended:
+    return Attended(backend.single(one.attention), backend.single(one.features))
 
 
-def _images(blocks: Sequence[Block], projections: Array, heads: int) -> tuple[Array, ...]:
-    """x_b W_i for all tokens b and heads i, (n, m·k, e) for every block, from W_i (d, m·e)."""
-    xp = backend.namespace(projections)
+def _images(block: Block, projections: Array, heads: int) -> Array:
+    """x_b W_i for all tokens b and heads i, (n, m·k, e), from W_i (d, m·e)."""
+    xp, (n, tokens, _) = backend.namespace(projections), block.keys.shape
     out_dim = projections.shape[1] // heads
-
-    def of_block(block: Block) -> Array:
-        n, tokens, _ = block.keys.shape
-        images = xp.reshape(flat_tokens(block.keys) @ projections, (n, tokens, heads, out_dim))
-        return xp.reshape(xp.permute_dims(images, (0, 2, 1, 3)), (n, heads * tokens, out_dim))
-
-    return tuple(map(of_block, blocks))
+    images = xp.reshape(flat_tokens(block.keys) @ projections, (n, tokens, heads, out_dim))
+    return xp.reshape(xp.permute_dims(images, (0, 2, 1, 3)), (n, heads * tokens, out_dim))
 
 
-def _through_scores(
-    blocks: Sequence[Any],
-    attended: Sequence[Attended],
-    images: Sequence[Array],
-    scores: Callable[..., Array],
-    *parameters: object,
-) -> tuple[Array, ...]:
-    """How outputs (n·k, e) change with scores, block by block."""
-
-    def of_block(block: Any, one: Attended, image: Array) -> Array:
-        change = softmax_jvp(one.attention, scores(block, *parameters))
-        by_row = (change.shape[0], change.shape[2], image.shape[1])
-        return flat_tokens(backend.namespace(change).reshape(change, by_row) @ image)
-
-    return tuple(of_block(*place) for place in zip(blocks, attended, images, strict=True))
-
-
-def _back_through_scores(
-    blocks: Sequence[Any],
-    attended: Sequence[Attended],
-    images: Sequence[Array],
-    rows: Sequence[Array],
-    scores_vjp: Callable[..., Array],
-    *parameters: object,
+def _outputs_jvp(
+    scores_jvp: Callable[..., Array], inputs: Any, attended: Attended, images: Array
 ) -> Array:
-    """The transposed product: outputs u_a (n·k, e) call for changes u_a W_iᵀ x_b of scores."""
+    """How outputs (n·k, e) change with scores."""
+    change = softmax_jvp(attended.attention, scores_jvp(inputs))
+    by_row = (change.shape[0], change.shape[2], images.shape[1])
+    return flat_tokens(backend.namespace(change).reshape(change, by_row) @ images)
 
-    def term(place: tuple[Any, Attended, Array, Array]) -> Array:
-        block, one, image, outputs = place
-        xp, (n, _, tokens) = backend.namespace(outputs), one.attention.shape
-        by_example = xp.reshape(outputs, (n, tokens, outputs.shape[1]))
-        change = xp.reshape(by_example @ backend.transpose(image), one.attention.shape)
-        return scores_vjp(block, softmax_jvp(one.attention, change), *parameters)
 
-    return sum_over(zip(blocks, attended, images, rows, strict=True), term)
+def _outputs_vjp(
+    scores_vjp: Callable[..., Array], inputs: Any, attended: Attended, images: Array, rows: Array
+) -> Array:
+    """The transpose: outputs u_a (n·k, e) call for changes u_a W_iᵀ x_b of scores."""
+    xp, shape = backend.namespace(rows), attended.attention.shape
+    by_example = xp.reshape(rows, (shape[0], shape[2], rows.shape[1]))
+    change = xp.reshape(by_example @ backend.transpose(images), shape)
+    return scores_vjp(inputs, softmax_jvp(attended.attention, change))

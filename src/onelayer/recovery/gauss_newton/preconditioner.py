@@ -13,16 +13,13 @@ to 250 without. Random heads are alike to begin with.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
-from onelayer.array.blocks import sum_over
 from onelayer.heads import dense
 from onelayer.heads.base import TangentSpace
-from onelayer.recovery.gauss_newton.batches import Block
+from onelayer.recovery.gauss_newton.batches import Block, sum_blocks
 from onelayer.recovery.gauss_newton.jacobian import Jacobian
 from onelayer.recovery.gauss_newton.varpro import Attended, Fit
 
@@ -72,8 +69,8 @@ def preconditioner(fit: Fit, products: Jacobian) -> Preconditioner | None:
     Directions of an idle head are free: in the metric of their effect, steps would be lost in them.
     """
     xp = backend.namespace(fit.theta)
-    sums = products.blocks.map(_chunk_sums, products.attended, products.images)
-    matrices = dense.by_head(sums.reduce(operator.add), fit.batches.dim)
+    total = sum_blocks(_responses, products.blocks, products.attended, products.images)
+    matrices = dense.by_head(total, fit.batches.dim)
     values, vectors = xp.linalg.eigh(matrices / fit.batches.rows)
     mean = xp.mean(values, axis=1, keepdims=True)
     if not float(xp.min(mean)) > _IDLE * float(xp.max(mean)):
@@ -81,28 +78,17 @@ def preconditioner(fit: Fit, products: Jacobian) -> Preconditioner | None:
     return Preconditioner(xp.maximum(values, _LEAST * mean), vectors)
 
 
-def _chunk_sums(
-    blocks: Sequence[Block], attended: Sequence[Attended], images: Sequence[Array]
-) -> Array:
-    """Σ_a V_a W_i W_iᵀ V_a over all rows of a chunk, side by side (d, m·d)."""
-
-    def term(place: tuple[Block, Attended, Array]) -> Array:
-        block, one, image = place
-        return _block_sums(block.keys, one.attention, image)
-
-    return sum_over(zip(blocks, attended, images, strict=True), term)
-
-
-def _block_sums(keys: Array, attention: Array, images: Array) -> Array:
-    """The same for one block.
+def _responses(block: Block, attended: Attended, images: Array) -> Array:
+    """Σ_a V_a W_i W_iᵀ V_a over the rows of a block, side by side (d, m·d).
 
     V_a = Xᵀ C_a X with C_a = diag(p_a) - p_a p_aᵀ. With G = X W Wᵀ Xᵀ and U = P G the sum of
     C_a G C_a over the rows of an example is
 
         Pᵀ P ∘ G - (P ∘ U)ᵀ P - Pᵀ (P ∘ U) + Pᵀ diag(s) P,    s_a = p_a G p_aᵀ.
     """
-    xp, turned = backend.namespace(keys), backend.transpose
-    keys, attention, images = (backend.single(one) for one in (keys, attention, images))
+    xp, turned = backend.namespace(images), backend.transpose
+    arrays = (block.keys, attended.attention, images)
+    keys, attention, images = (backend.single(one) for one in arrays)
     n, tokens, _ = keys.shape
     heads = attention.shape[1] // tokens
     images = xp.reshape(images, (n, heads, tokens, images.shape[2]))

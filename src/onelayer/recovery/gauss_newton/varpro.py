@@ -19,18 +19,21 @@ where the chunk is; only matrices of the size of the weights and of theta travel
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
 
 from onelayer.array import backend, linalg
 from onelayer.array.backend import Array
-from onelayer.array.blocks import map_over, sum_over
-from onelayer.data.chunks import Chunks
 from onelayer.heads import dense
-from onelayer.heads.base import Rows
-from onelayer.recovery.gauss_newton.batches import Batches, Block, Blocks
+from onelayer.recovery.gauss_newton.batches import (
+    Batches,
+    Block,
+    PerBlock,
+    Rows,
+    map_blocks,
+    sum_blocks,
+)
 from onelayer.recovery.whitening import WhitenedExamples
 
 # Relative to the mean eigenvalue of HᵀH: they keep the inverse finite when heads coincide.
@@ -48,9 +51,6 @@ class Attended:
     features: Array
 
 
-AttendedChunks: TypeAlias = Chunks[tuple[Attended, ...]]
-
-
 @dataclass(frozen=True, eq=False)
 class Fit:
     """All that is known at one theta: the best weights (F, e) and the residuals.
@@ -60,7 +60,7 @@ class Fit:
 
     batches: Batches
     theta: Array
-    attended: AttendedChunks
+    attended: PerBlock[Attended]
     gram: Array  # HᵀH
     inverse: Array  # (HᵀH)⁺
     weights: Array
@@ -114,30 +114,31 @@ def fit(batches: Batches, theta: Array, single: bool = False) -> Fit:
     """
     blocks = batches.in_single(dense.count(theta, batches.dim)) if single else batches.chunks
     attended = attended_at(batches, blocks, backend.single(theta) if single else theta)
-    gram = backend.double(attended.map(_gram).reduce(operator.add))
+    gram = backend.double(sum_blocks(_gram, attended))
     inverse = _inverse(gram, _SINGLE_RIDGE if single else _RIDGE)
-    rows, total = blocks.map(_outputs), backend.zeros((1, 1), gram)
+    rows, total = map_blocks(_outputs, blocks), backend.zeros((1, 1), gram)
     # Once more with the residuals themselves: HᵀH has the squared condition number of H, and the
     # ridge a bias; both are gone after it wherever the weights are determined. In float32 residuals
     # are far above either.
     for _ in range(1 if single else 2):
-        against = attended.map(against_features, rows).reduce(operator.add)
-        weights = inverse @ backend.double(against)
+        weights = inverse @ backend.double(sum_blocks(against_features, attended, rows))
         rounded = backend.single(weights) if single else weights
-        rows = persist_rows(batches, rows.map(less_fitted, attended, rounded), rounded)
+        rows = persist_rows(batches, less_fitted(rows, attended, rounded), rounded)
         total = total + weights
     loss = squared_size(rows) / batches.equations
     return Fit(batches, theta, attended, gram, inverse, total, rows, loss, single)
 
 
-def attended_at(batches: Batches, blocks: Blocks, theta: Array) -> AttendedChunks:
+def attended_at(batches: Batches, blocks: PerBlock[Block], theta: Array) -> PerBlock[Attended]:
     """Attention and features of all blocks, held if they fit."""
-    values = blocks.map(_attend_all, theta, batches.output_bias)
-    return persist_attended(batches, values, theta)
+    work = partial(attend, theta=theta, output_bias=batches.output_bias)
+    return persist_attended(batches, map_blocks(work, blocks), theta)
 
 
-def persist_attended(batches: Batches, values: AttendedChunks, theta: Array) -> AttendedChunks:
-    """Attention and features, in the precision of theta, held if they fit."""
+def persist_attended(
+    batches: Batches, values: PerBlock[Attended], theta: Array
+) -> PerBlock[Attended]:
+    """Attention and features in the precision of theta, held if they fit."""
     numbers = dense.count(theta, batches.dim) * (batches.dim + batches.tokens)
     return batches.persist(values, numbers, backend.itemsize(theta))
 
@@ -149,41 +150,29 @@ def persist_rows(batches: Batches, rows: Rows, weights: Array) -> Rows:
 
 def squared_size(rows: Rows) -> float:
     """|u|² of rows."""
-    return rows.map(_squares).reduce(operator.add)
+    return sum_blocks(backend.squared_norm, rows)
 
 
-# For one chunk, a sequence of blocks
-
-
-def _attend_all(blocks: Sequence[Block], theta: Array, output_bias: bool) -> tuple[Attended, ...]:
-    return tuple(map_over(blocks, lambda block: attend(block, theta, output_bias)))
-
-
-def _outputs(blocks: Sequence[Block]) -> tuple[Array, ...]:
-    return tuple(block.outputs for block in blocks)
-
-
-def _gram(attended: Sequence[Attended]) -> Array:
-    """HᵀH."""
-    return sum_over(attended, lambda one: backend.transpose(one.features) @ one.features)
-
-
-def against_features(attended: Sequence[Attended], rows: Sequence[Array]) -> Array:
-    """Hᵀ u."""
-    pairs = zip(attended, rows, strict=True)
-    return sum_over(pairs, lambda pair: backend.transpose(pair[0].features) @ pair[1])
-
-
-def less_fitted(
-    rows: Sequence[Array], attended: Sequence[Attended], weights: Array
-) -> tuple[Array, ...]:
+def less_fitted(rows: Rows, attended: PerBlock[Attended], weights: Array) -> Rows:
     """u - H W."""
-    pairs = zip(rows, attended, strict=True)
-    return tuple(row - one.features @ weights for row, one in pairs)
+    return map_blocks(partial(_less_fitted, weights=weights), rows, attended)
 
 
-def _squares(rows: Sequence[Array]) -> float:
-    return sum(backend.squared_norm(row) for row in rows)
+def _less_fitted(row: Array, attended: Attended, weights: Array) -> Array:
+    return row - attended.features @ weights
+
+
+def against_features(attended: Attended, rows: Array) -> Array:
+    """Hᵀ u of a block."""
+    return backend.transpose(attended.features) @ rows
+
+
+def _gram(attended: Attended) -> Array:
+    return backend.transpose(attended.features) @ attended.features
+
+
+def _outputs(block: Block) -> Array:
+    return block.outputs
 
 
 # On other examples, in memory

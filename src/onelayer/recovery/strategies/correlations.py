@@ -26,8 +26,9 @@ pretrained transformer within one per cent of it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,7 @@ from onelayer.array.blocks import sum_over
 from onelayer.data.chunks import Chunks, InMemory
 from onelayer.data.progress import Progress, no_progress
 from onelayer.heads import dense
-from onelayer.heads.base import Rows, ScoreProducts
-from onelayer.recovery.gauss_newton.batches import Batches, Block
+from onelayer.recovery.gauss_newton.batches import Batches, Block, Rows
 
 _SPARE = 4  # directions that the iteration carries beside those asked for
 _ROUNDS = 5
@@ -75,27 +75,27 @@ class Span:
 class Within:
     """Restricts steps to directions within a span.
 
-    `scores` are x_a D x_b for all directions D of the span, arrays (n, k, count, k) block by block:
-    changes of scores are combinations of them.
+    `inputs` are the scores x_a D x_b for all directions D of the span, arrays (n, k, count, k)
+    block by block: changes of all scores are combinations of them.
     """
 
     span: Span
-    scores: Chunks[tuple[Array, ...]]
+    inputs: Rows
 
     def project(self, direction: Array) -> Array:
         """The nearest allowed direction to (p, m·d)."""
-        return self._combined(self._coefficients(direction))
+        return self.lift(self._coefficients(direction))
 
-    def jvp(self, products: ScoreProducts, direction: Array) -> Rows:
-        """J times an allowed direction."""
-        coefficients = self._coefficients(direction)
-        return products.through_scores(_combined_scores, coefficients, inputs=self.scores)
+    def scores_jvp(self, direction: Array) -> Callable[..., Array]:
+        return partial(_combined_scores, coefficients=self._coefficients(direction))
 
-    def vjp(self, products: ScoreProducts, rows: Rows) -> Array:
-        """Jᵀ u, projected on the allowed directions."""
-        return self._combined(
-            products.back_through_scores(_coefficients_vjp, rows, inputs=self.scores)
-        )
+    def scores_vjp(self, _reference: Array) -> Callable[..., Array]:
+        return _coefficients_vjp
+
+    def lift(self, coefficients: Array) -> Array:
+        """(m, count) -> (p, m·d)."""
+        basis = backend.like(self.span.directions, coefficients)
+        return dense.unflatten(coefficients @ basis, self.span.dim)
 
     def retract(self, theta: Array, direction: Array) -> tuple[Array, Within]:
         """The moved heads; the span is flat, so directions stay the same."""
@@ -105,11 +105,6 @@ class Within:
         """(p, m·d) -> (m, count)."""
         basis = backend.like(self.span.directions, direction)
         return dense.flatten(direction, self.span.dim) @ backend.transpose(basis)
-
-    def _combined(self, coefficients: Array) -> Array:
-        """(m, count) -> (p, m·d)."""
-        basis = backend.like(self.span.directions, coefficients)
-        return dense.unflatten(coefficients @ basis, self.span.dim)
 
 
 def within(span: Span, batches: Batches) -> Within:
