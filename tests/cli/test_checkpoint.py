@@ -43,7 +43,7 @@ def test_wrong_calls_are_refused_in_one_line(examples, tmp_path):
     layer.save(best)
     assert_refused(
         run(*call, "--checkpoint", best),
-        f"{best} exists, expected --resume to go on from it, or another file",
+        f"{best} exists, expected --resume to continue from it, or another file",
     )
 
 

@@ -101,16 +101,19 @@ def test_settings_are_changed_with_the_types_of_the_claim():
             "seeds is 0, expected a whole number from 1 to 10000",
         ),
         (["claims", "run", "--cluster", ""], "no Dask scheduler answers at"),
-        (["report", "-o", "missing/x.html"], "missing is no folder, expected one to write x.html"),
-        (["export", "-o", "missing/x.csv"], "missing is no folder, expected one to write x.csv"),
+        (
+            ["report", "-o", "missing/x.html"],
+            "missing is not a folder, expected one to write",
+        ),
+        (["export", "-o", "missing/x.csv"], "missing is not a folder, expected one to write x.csv"),
         (["claims", "run", "--workers", "2", "--cluster", "tcp://x:1"], "expected one of the two"),
         (
             ["claims", "run", "--store", "missing/lab.sqlite"],
-            "missing is no folder, expected one to write lab.sqlite to",
+            "missing is not a folder, expected one to write lab.sqlite to",
         ),
-        (["report"], "there is no file onelayer-lab.sqlite: onelayer claims run makes one"),
+        (["report"], "no file onelayer-lab.sqlite: onelayer claims run creates one"),
         (["report", "-o", "x.pdf"], "x.pdf ends in '.pdf', expected .html or .md"),
-        (["export", "-o", "x.csv"], "there is no file onelayer-lab.sqlite"),
+        (["export", "-o", "x.csv"], "no file onelayer-lab.sqlite"),
     ],
 )
 def test_what_the_caller_got_wrong_is_one_line(arguments, message):

@@ -68,7 +68,7 @@ def test_a_cluster_that_loses_all_workers_is_told(store, monkeypatch):
             return Future()
 
         def check(self):
-            raise OSError("the cluster has no workers left: what was finished so far is kept")
+            raise OSError("the cluster has no workers left: finished cells are kept")
 
     monkeypatch.setattr("onelayer.lab.run._HEARTBEAT", 0.01)
     monkeypatch.setattr("onelayer.lab.run.ClusterPool", lambda address: Deserted(1))

@@ -130,7 +130,7 @@ def test_the_last_run_of_a_claim_is_remembered(store):
 
 
 def test_a_file_that_is_not_there_is_not_made_by_reading(store):
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*: onelayer claims run makes"):
+    with pytest.raises(FileNotFoundError, match=r"no file .*: onelayer claims run creates"):
         store.results()
     assert not store.path.exists()
 
@@ -155,7 +155,7 @@ def test_a_database_of_another_program_is_left_alone(store):
         file.execute("CREATE TABLE mine (x)")
     file.close()
     for call in (store.results, lambda: store.record(record())):
-        with pytest.raises(ValueError, match="is no file of measured claims"):
+        with pytest.raises(ValueError, match="is not a file of measured claims"):
             call()
 
 

@@ -135,7 +135,7 @@ def run_claims(
     """
     if workers is not None and cluster is not None:
         fail("--workers are of this machine and --cluster has its own, expected one of the two")
-    with plain_errors(f"interrupted; what is finished is in {store}: the same command goes on"):
+    with plain_errors(f"interrupted; what is finished is in {store}: the same command continues"):
         check_folder(store)
         size = _size(quick, paper)
         chosen = registry.named(names or [])

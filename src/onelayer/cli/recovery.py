@@ -154,7 +154,7 @@ def _recover(file: Path, cluster: str | None, options: dict[str, Any]) -> Recove
     except KeyboardInterrupt:
         checkpoint = options["checkpoint"]
         kept = checkpoint is not None and checkpoint.exists()
-        what = f"--resume goes on from {checkpoint}" if kept else "nothing was written"
+        what = f"--resume continues from {checkpoint}" if kept else "nothing was written"
         fail(f"interrupted; {what}", code=130)
 
 
@@ -168,13 +168,13 @@ def _check_files(file: Path, output: Path, checkpoint: Path | None, resume: bool
     if checkpoint is None:
         if resume:
             raise ValueError(
-                "--resume is given without --checkpoint, expected the file to go on from"
+                "--resume is given without --checkpoint, expected the file to continue from"
             )
     elif checkpoint.absolute() == output.absolute():
         raise ValueError(f"{output} is to hold the checkpoint and the layer, expected two files")
     elif checkpoint.exists() and not resume:
         raise ValueError(
-            f"{checkpoint} exists, expected --resume to go on from it, or another file"
+            f"{checkpoint} exists, expected --resume to continue from it, or another file"
         )
 
 
@@ -226,8 +226,8 @@ def _report(found: Recovery) -> None:
         "inputs vary along": f"{proof.input_rank} of {found.layer.dim} directions",
         "error on the examples": f"{found.relative_error:.1e} (relative)",
         "error on held-out examples": f"{proof.error:.1e} ({proof.examples} examples)",
-        f"unseen examples, {sure}": f"error above {proof.worst:.1e} with chance "
-        f"{proof.exceed_probability:.2g} at the most",
+        f"unseen examples, {sure}": f"error above {proof.worst:.1e} with probability "
+        f"at most {proof.exceed_probability:.2g}",
     }
     if found.advice:
         rows["advice"] = escape(found.advice)

@@ -39,4 +39,4 @@ def plain_errors(interrupted: str = "interrupted") -> Iterator[None]:
 def check_folder(output: Path) -> None:
     """Refuse a file in a folder that does not exist, before the work rather than after it."""
     if not output.parent.is_dir():
-        raise ValueError(f"{output.parent} is no folder, expected one to write {output.name} to")
+        raise ValueError(f"{output.parent} is not a folder, expected one to write {output.name} to")

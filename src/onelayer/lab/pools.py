@@ -87,7 +87,7 @@ class ClusterPool(Pool):
         """Raise if this check and the two before it found no workers."""
         self._empty = 0 if self._client.nthreads() else self._empty + 1
         if self._empty > _EMPTY_CHECKS:
-            raise OSError("the cluster has no workers left: what was finished so far is kept")
+            raise OSError("the cluster has no workers left: finished cells are kept")
 
 
 def measured(measure: Measure, parameters: Parameters, code: str) -> Result:

@@ -164,7 +164,7 @@ class _Session:
         if not finished:
             self.pool.check()
         if any(future.cancelled() for future in finished):
-            raise OSError("the cluster is gone: what was finished so far is kept")
+            raise OSError("the cluster is gone: finished cells are kept")
         broken = {f for f in finished if isinstance(f.exception(), BrokenProcessPool)}
         for future in finished - broken:
             cell = self.running.pop(future)

@@ -155,7 +155,7 @@ class Store:
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         if not self.path.exists():
-            raise FileNotFoundError(f"there is no file {self.path}: onelayer claims run makes one")
+            raise FileNotFoundError(f"no file {self.path}: onelayer claims run creates one")
         with self._open(f"{self.path.resolve().as_uri()}?mode=rw") as file:
             file.execute("BEGIN")
             _execute_when_free(file, "SELECT count(*) FROM sqlite_master")  # takes the read lock
@@ -206,7 +206,7 @@ def _check(file: sqlite3.Connection, path: Path, create: bool) -> None:
         file.execute(f"PRAGMA application_id = {_APPLICATION}")
         file.execute(f"PRAGMA user_version = {_SCHEMA}")
     elif application != _APPLICATION:
-        raise ValueError(f"{path} is no file of measured claims, expected one that onelayer made")
+        raise ValueError(f"{path} is not a file of measured claims, expected one of onelayer")
     elif schema != _SCHEMA:
         raise ValueError(f"{path} has tables of version {schema}, expected version {_SCHEMA}")
 
