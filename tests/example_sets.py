@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from onelayer.data.sets import as_sets
+from onelayer.data.sets import SetRules, as_sets
 
 NO_MATTER = 1e30  # what padding may hold
 
@@ -50,7 +50,7 @@ def small_raggeds(draw):
 
 def all_features(feature_map, X, mask=None, least_tokens=2):
     """All features of X, in any form, at once."""
-    sets = as_sets(X, mask, least_tokens)
+    sets = as_sets(X, mask, SetRules(least_tokens))
     tokens, there = sets.block(slice(0, len(sets)))
     feature_map = feature_map.like(tokens)
     return feature_map.features(feature_map.prepare(tokens, there), slice(0, feature_map.size))

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from onelayer.array import backend, blocks
 from onelayer.array.backend import device, namespace, to_numpy
-from onelayer.data.sets import Sets, as_sets, is_collection_of_sets, joined, single_tokens
+from onelayer.data.sets import SetRules, Sets, as_sets, is_collection_of_sets, joined, single_tokens
 
 ALL = slice(0, None)
 
@@ -243,12 +243,12 @@ def test_a_query_without_keys_is_refused(xp_array):
 
 
 def test_one_token_is_enough_where_asked(xp_array):
-    assert as_sets(xp_array(np.ones((4, 1, 2))), least_tokens=1).longest == 1
-    assert as_sets([xp_array(np.ones((1, 2)))], least_tokens=1).longest == 1
+    assert as_sets(xp_array(np.ones((4, 1, 2))), rules=SetRules(1)).longest == 1
+    assert as_sets([xp_array(np.ones((1, 2)))], rules=SetRules(1)).longest == 1
     mask = np.array([[True, False]])
-    assert len(as_sets(xp_array(np.ones((1, 2, 2))), mask, least_tokens=1)) == 1
+    assert len(as_sets(xp_array(np.ones((1, 2, 2))), mask, rules=SetRules(1))) == 1
     with pytest.raises(ValueError, match=r"\(4, 0, 2\), expected a token"):
-        as_sets(xp_array(np.ones((4, 0, 2))), least_tokens=1)
+        as_sets(xp_array(np.ones((4, 0, 2))), rules=SetRules(1))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sklearn.exceptions import UndefinedMetricWarning
 from sklearn.metrics import accuracy_score, r2_score
 
+from onelayer.data.sets import SetRules
 from onelayer.features import examples, scores
 from onelayer.features.examples import ChunkReader
 
@@ -21,7 +22,7 @@ def first_coordinates(sets):
 
 
 def opened(y, weight=None, labels=False):
-    reader = ChunkReader(least_tokens=2, labels=labels)
+    reader = ChunkReader(SetRules(), labels=labels)
     there = places.by_function
     weight = None if weight is None else there(weight)
     return examples.streamed(there(X), None, there(y), weight, reader, None)
@@ -81,6 +82,8 @@ def test_accuracy_is_that_of_scikit_learn(weight):
 
 
 def test_one_example_has_no_r_squared():
-    one = examples.streamed(lambda: [X[:1]], None, lambda: [X[:1, 0]], None, ChunkReader(2), None)
+    one = examples.streamed(
+        lambda: [X[:1]], None, lambda: [X[:1, 0]], None, ChunkReader(SetRules()), None
+    )
     with pytest.warns(UndefinedMetricWarning, match="less than two samples"):
         assert np.isnan(scores.r_squared(one, first_coordinates, None))

@@ -8,7 +8,7 @@ from sklearn.exceptions import DataConversionWarning, NotFittedError
 import onelayer as ol
 from onelayer import inputs
 from onelayer.array.backend import to_numpy
-from onelayer.data.sets import as_sets
+from onelayer.data.sets import SetRules, as_sets
 from onelayer.features import examples, validation
 from onelayer.features.examples import ChunkReader
 
@@ -395,7 +395,7 @@ def test_targets_follow_the_examples_in_float64(xp_array):
 
 def rows_of(y, weight, xp_array=np.asarray, labels=False):
     """Sets, targets and the scale of rows of examples in memory, and the classes."""
-    reader = ChunkReader(least_tokens=2, labels=labels)
+    reader = ChunkReader(SetRules(), labels=labels)
     given = examples.in_memory(as_sets(xp_array(X)), y, weight, reader)
     seen = given.summarize()
     (chunk,) = given.rows(seen, None).chunks.collect()

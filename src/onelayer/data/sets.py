@@ -23,7 +23,29 @@ from onelayer.array.backend import Array
 from onelayer.data import standardization
 from onelayer.data.standardization import Standardization, TokenMoments
 
-MASK_HINT = ", with mask= for tokens that do not exist"
+
+@dataclass(frozen=True)
+class SetRules:
+    """What examples must have."""
+
+    least_tokens: int = 2
+    first: bool = True  # whether a mask must keep token 0
+    name: str = "X"
+
+    def refuse_masked(self, X: Any) -> None:
+        """Refuse masked arrays of numpy."""
+        backend.refuse_masked(X, self.name, ", with mask= for tokens that do not exist")
+
+    def check_shape(self, shape: tuple[int, ...], described: str) -> None:
+        """Refuse an example that is not (tokens, dim) with enough tokens."""
+        if len(shape) != 2 or shape[1] == 0:
+            raise ValueError(f"{described}, expected two axes (tokens, dim)")
+        if shape[0] < self.least_tokens:
+            enough = "a query and at least one key" if self.least_tokens > 1 else "a token"
+            raise ValueError(f"{described}, expected {enough}")
+
+
+_RULES = SetRules()
 
 
 @dataclass(frozen=True)
@@ -129,28 +151,21 @@ def joined(parts: Sequence[Sets]) -> Sets:
     return replace(parts[0], tokens=xp.concat([part.tokens for part in parts], axis=0), mask=mask)
 
 
-def as_sets(
-    X: Any,
-    mask: Any = None,
-    least_tokens: int = 2,
-    name: str = "X",
-    start: int = 0,
-    first: bool = True,
-) -> Sets:
+def as_sets(X: Any, mask: Any = None, rules: SetRules = _RULES, start: int = 0) -> Sets:
     """Check X (n, T, d), or a list of arrays (T_i, d), and its mask.
 
-    Errors of a mask count examples from `start` on. With `first` a mask must keep token 0.
+    Errors of a mask count examples from `start` on.
 
     >>> sets = as_sets([np.zeros((3, 2)), np.ones((5, 2))])
     >>> len(sets), sets.dim, sets.longest
     (2, 2, 5)
     """
-    backend.refuse_masked(X, name, MASK_HINT)
+    rules.refuse_masked(X)
     if backend.is_array(X) and not _holds_objects(X):
-        return _from_array(X, mask, least_tokens, name, start, first)
+        return _from_array(X, mask, rules, start)
     if mask is not None:
         raise ValueError("mask was given with a list of arrays, expected an array for a mask")
-    return _from_list(X, least_tokens, name)
+    return _from_list(X, rules)
 
 
 def single_tokens(X: Array, tokens: int = 2) -> Sets:
@@ -160,45 +175,33 @@ def single_tokens(X: Array, tokens: int = 2) -> Sets:
     return Sets(xp.broadcast_to(X[:, None, :], (n, tokens, dim)), None, dim, tokens)
 
 
-def check_example(shape: tuple[int, ...], least_tokens: int, name: str) -> None:
-    """Refuse an example of a streamed array that is not (T, d)."""
-    if len(shape) != 2 or shape[1] == 0:
-        raise ValueError(
-            f"{name} has examples of shape {shape}, expected two axes (tokens, dim) of each"
-        )
-    if shape[0] < least_tokens:
-        raise ValueError(f"{name} has examples of shape {shape}, {_enough(least_tokens)}")
-
-
-def _from_array(X: Array, mask: Any, least_tokens: int, name: str, start: int, first: bool) -> Sets:
-    shape = tuple(X.shape)
+def _from_array(X: Array, mask: Any, rules: SetRules, start: int) -> Sets:
+    shape, name = tuple(X.shape), rules.name
     if len(shape) != 3:
         raise ValueError(f"{name} has shape {shape}, expected three axes (examples, tokens, dim)")
     if shape[0] == 0 or shape[2] == 0:
         raise ValueError(
             f"{name} has shape {shape}, expected at least one example and one dimension"
         )
-    if shape[1] < least_tokens:
-        raise ValueError(f"{name} has shape {shape}, {_enough(least_tokens)}")
+    rules.check_shape(shape[1:], f"{name} has shape {shape}")
     backend.check_real(X, name)
-    per_example = shape[1] * shape[2] * 8
-    for part in blocks.slices(shape[0], per_example):  # a file is not loaded as a whole
+    for part in blocks.slices(shape[0], shape[1] * shape[2] * 8):  # a file is never loaded whole
         backend.check_finite(X[part, ...], name)
-    return Sets(X, _checked_mask(mask, X, least_tokens, start, first), shape[2], shape[1])
+    return Sets(X, _checked_mask(mask, X, rules, start), shape[2], shape[1])
 
 
-def _checked_mask(mask: Any, X: Array, least_tokens: int, start: int, first: bool) -> Array | None:
+def _checked_mask(mask: Any, X: Array, rules: SetRules, start: int) -> Array | None:
     if mask is None:
         return None
     checked = checks.key_mask(mask, X, start=start)
     xp = backend.namespace(checked)
     there = xp.astype(checked, xp.int64)
     no_key = "mask leaves example {} with one token, expected at least a key and a query after it"
-    if first:
+    if rules.first:
         no_query = "mask leaves example {} without its query, expected True for token 0"
         _refuse_example(there[:, 0] == 0, no_query, start)
         no_key = "mask leaves example {} without a key, expected at least one True after the query"
-    _refuse_example(xp.sum(there, axis=1) < least_tokens, no_key, start)
+    _refuse_example(xp.sum(there, axis=1) < rules.least_tokens, no_key, start)
     return checked
 
 
@@ -208,16 +211,14 @@ def _refuse_example(bad: Array, message: str, start: int) -> None:
         raise ValueError(message.format(start + int(xp.argmax(xp.astype(bad, xp.int64)))))
 
 
-def _from_list(X: Iterable[Any], least_tokens: int, name: str) -> Sets:
+def _from_list(X: Iterable[Any], rules: SetRules) -> Sets:
+    name = rules.name
     examples = [backend.as_real(example, f"{name}[{i}]") for i, example in enumerate(X)]
     if not examples:
         raise ValueError(f"{name} is an empty list, expected at least one example")
     for i, example in enumerate(examples):
         shape = tuple(example.shape)
-        if len(shape) != 2 or shape[1] == 0:
-            raise ValueError(f"{name}[{i}] has shape {shape}, expected two axes (tokens, dim)")
-        if shape[0] < least_tokens:
-            raise ValueError(f"{name}[{i}] has shape {shape}, {_enough(least_tokens)}")
+        rules.check_shape(shape, f"{name}[{i}] has shape {shape}")
         if shape[1] != examples[0].shape[1]:
             raise ValueError(
                 f"{name}[{i}] has tokens of dimension {shape[1]}, "
@@ -226,10 +227,6 @@ def _from_list(X: Iterable[Any], least_tokens: int, name: str) -> Sets:
     examples = [backend.detached(example) for example in backend.alike(examples)]
     longest = max(example.shape[0] for example in examples)
     return Sets(examples, None, int(examples[0].shape[1]), int(longest))
-
-
-def _enough(least_tokens: int) -> str:
-    return "expected " + ("a query and at least one key" if least_tokens > 1 else "a token")
 
 
 def _padded(examples: Sequence[Array]) -> tuple[Array, Array | None]:

@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.callback import CallbackSupportMixin, with_callbacks
 from sklearn.utils import Tags
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.data import sources
-from onelayer.data.sets import Sets
+from onelayer.data.sets import SetRules, Sets
 from onelayer.data.sources import Source
 from onelayer.data.standardization import Standardization
 from onelayer.features import examples, progress, queries, validation
@@ -33,15 +35,9 @@ class SetEstimator(BaseEstimator):
     _to_numpy = False  # whether tensors are converted
     _labels = False  # whether y are labels of classes
 
-    @property
-    def _least_tokens(self) -> int:
-        """The fewest tokens of an example; a row of a two-dimensional X counts as so many."""
-        return queries.least_tokens(queries.checked(self.query))
-
-    @property
-    def _first(self) -> bool:
-        """Whether a mask must keep token 0."""
-        return bool(self.query == "first")
+    def _rules(self, name: str) -> SetRules:
+        """What examples must have."""
+        return queries.rules(self.query, name)
 
     def _given(
         self,
@@ -53,13 +49,15 @@ class SetEstimator(BaseEstimator):
         name: str = "X",
     ) -> GivenExamples:
         """What users give; in memory X is checked, else its form."""
-        reader = ChunkReader(self._least_tokens, self._first, self._to_numpy, self._labels, name)
+        reader = ChunkReader(self._rules(name), self._to_numpy, self._labels)
         if sources.is_streamed(X):
             given = examples.streamed(X, mask, y, sample_weight, reader, self.device)
             validation.check_dim(self, given.form.tokens, given.form.dim, reset, name)
             return given
         X, mask = validation.in_numpy(X) if self._to_numpy else X, validation.here(mask, "mask")
-        sets = validation.as_sets(self, X, mask, reset, reader.least_tokens, name, reader.first)
+        check_rows = partial(validate_data, self, reset=reset, dtype=[np.float64, np.float32])
+        sets = validation.as_sets(X, mask, reader.rules, check_rows)
+        validation.check_dim(self, X, sets.dim, reset, name)
         return examples.in_memory(sets, y, sample_weight, reader)
 
     def _learn(self, given: GivenExamples, first: int | None) -> Summary:

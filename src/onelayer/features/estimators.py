@@ -27,7 +27,7 @@ from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
 from onelayer.array import backend, checks
 from onelayer.array.backend import Array
-from onelayer.data.sets import Sets
+from onelayer.data.sets import SetRules, Sets
 from onelayer.features import (
     activations,
     attention_features,
@@ -235,8 +235,8 @@ class RandomFeatureMLP(Regressor):
     random_state: Any = None
     device: str | None = None
 
-    _least_tokens = 1
-    _first = True
+    def _rules(self, name: str) -> SetRules:
+        return SetRules(1, True, name)
 
     def _draw(self, sets: Sets) -> RidgeModel:
         features = checks.positive_int(self.features, "features")

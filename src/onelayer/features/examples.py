@@ -23,7 +23,7 @@ from onelayer.data import sets as sets_module
 from onelayer.data import sources
 from onelayer.data.chunks import Chunk, Chunks, InMemory
 from onelayer.data.dask import is_dask
-from onelayer.data.sets import Sets
+from onelayer.data.sets import SetRules, Sets
 from onelayer.data.sources import Source
 from onelayer.data.standardization import Standardization, TokenMoments
 from onelayer.features import validation
@@ -49,17 +49,15 @@ class CheckedChunk(NamedTuple):
 class ChunkReader:
     """How to read chunks of X, mask, y and weights; it is sent to where the chunks are."""
 
-    least_tokens: int
-    first: bool = True  # whether a mask must keep token 0
+    rules: SetRules
     to_numpy: bool = False  # whether tensors are converted
     labels: bool = False  # whether y are labels of classes
-    name: str = "X"
     weight: float | None = None  # of every example
 
     @property
-    def y_name(self) -> str:
-        """The name of the targets of examples of this name."""
-        return self.name.replace("X", "y")
+    def names(self) -> tuple[str, str, str, str]:
+        """The names of X, mask, y and weights in messages."""
+        return self.rules.name, "mask", self.rules.name.replace("X", "y"), "sample_weight"
 
     def sets(self, chunk: Chunk) -> Sets:
         """The checked sets of a chunk."""
@@ -67,8 +65,7 @@ class ChunkReader:
         if isinstance(X, Sets):  # in memory they are checked before anything else
             return X
         X = validation.in_numpy(X) if self.to_numpy else X
-        least, name, first = self.least_tokens, self.name, self.first
-        return sets_module.as_sets(X, mask, least, name, start=chunk.start, first=first)
+        return sets_module.as_sets(X, mask, self.rules, chunk.start)
 
     def read(self, chunk: Chunk) -> CheckedChunk:
         """All of a chunk, checked."""
@@ -79,15 +76,13 @@ class ChunkReader:
         if weights is not None:
             weights = validation.as_weights(weights, sets)
         if y is not None:
-            y = (validation.as_labels if self.labels else validation.as_targets)(
-                y, sets, self.y_name
-            )
+            as_targets = validation.as_labels if self.labels else validation.as_targets
+            y = as_targets(y, sets, self.names[2])
         return CheckedChunk(chunk.start, sets, y, weights)
 
     def check_length(self, chunk: Chunk, expected: int) -> None:
         """Refuse chunks of another length than announced, as those of a Dask array may have."""
-        names = (self.name, "mask", self.y_name, "sample_weight")
-        for name, array in zip(names, chunk.arrays, strict=True):
+        for name, array in zip(self.names, chunk.arrays, strict=True):
             if array is not None and array.shape[0] != expected:
                 raise ValueError(
                     f"{name} has a chunk of {array.shape[0]} rows at example {chunk.start}, "
@@ -122,7 +117,7 @@ class GivenExamples:
             return Source(InMemory((chunk,)), np.array([0, len(self.form)]), chunk.arrays)
         found = sources.source(self.named)
         if len(found) == 0:
-            raise ValueError(f"{self.reader.name} has no examples, expected at least one")
+            raise ValueError(f"{self.reader.names[0]} has no examples, expected at least one")
         return found
 
     @cached_property
@@ -169,8 +164,8 @@ class GivenExamples:
 
 def in_memory(sets: Sets, y: Any, sample_weight: Any, reader: ChunkReader) -> GivenExamples:
     """Checked sets with their targets and weights, which may be streamed."""
-    y, weight = validation.here(y, reader.y_name), validation.here(sample_weight, "sample_weight")
-    named = {reader.name: sets, "mask": None, reader.y_name: y, "sample_weight": weight}
+    y, weight = validation.here(y, reader.names[2]), validation.here(sample_weight, "sample_weight")
+    named = dict(zip(reader.names, (sets, None, y, weight), strict=True))
     return GivenExamples(named, reader, sets, streamed=False)
 
 
@@ -180,18 +175,18 @@ def streamed(
     """Examples that are read chunk by chunk, of which only the form is checked."""
     if isinstance(sample_weight, numbers.Real):
         reader, sample_weight = replace(reader, weight=float(sample_weight)), None
-    named = {reader.name: X, "mask": mask, reader.y_name: y, "sample_weight": sample_weight}
-    sample = sources.sample(named)[0]
+    named = dict(zip(reader.names, (X, mask, y, sample_weight), strict=True))
+    sample, name = sources.sample(named)[0], reader.rules.name
     sample = validation.in_numpy(sample) if reader.to_numpy else sample
-    _, *shape = map(int, sample.shape)
-    sets_module.check_example(tuple(shape), reader.least_tokens, reader.name)
-    backend.check_real(sample, reader.name)
+    shape = tuple(map(int, sample.shape[1:]))
+    reader.rules.check_shape(shape, f"{name} has examples of shape {shape}")
+    backend.check_real(sample, name)
     zeros = Sets(backend.namespace(sample).zeros_like(sample), None, shape[1], shape[0])
     given = GivenExamples(named, reader, zeros, streamed=True)
     on_gpu = device not in (None, "cpu") and any(map(is_dask, named.values()))
     if on_gpu and given.source.chunks.remote:
         raise ValueError(
-            f"device={device!r} was asked for, but {reader.name} is on a Dask cluster, "
+            f"device={device!r} was asked for, but {name} is on a Dask cluster, "
             "expected device=None: its workers compute where the examples are"
         )
     return given

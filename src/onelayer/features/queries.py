@@ -15,6 +15,7 @@ from typing import Any
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
+from onelayer.data.sets import SetRules
 
 KINDS = ("first", "mean", "last", "none")
 
@@ -27,9 +28,10 @@ def checked(query: Any) -> str:
     return query
 
 
-def least_tokens(query: str) -> int:
-    """The fewest tokens of an example: a query and a key, or a key."""
-    return 2 if query in ("first", "last") else 1
+def rules(query: Any, name: str) -> SetRules:
+    """What examples must have for a kind of query: a query and a key, or a key."""
+    least = 2 if checked(query) in ("first", "last") else 1
+    return SetRules(least, query == "first", name)
 
 
 def keys(query: str, tokens: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from itertools import pairwise
 from typing import Any
 
@@ -15,35 +15,23 @@ from onelayer.array import backend, checks
 from onelayer.array.backend import Array
 from onelayer.data import sets as sets_module
 from onelayer.data import sources
-from onelayer.data.sets import Sets
+from onelayer.data.sets import SetRules, Sets
 
 
-def as_sets(
-    estimator: Any,
-    X: Any,
-    mask: Any,
-    reset: bool,
-    single: int = 2,
-    name: str = "X",
-    first: bool = True,
-) -> Sets:
-    """X in memory, in any of its forms, with the features of the fit unless `reset`.
+def as_sets(X: Any, mask: Any, rules: SetRules, check_rows: Callable[[Any], Any]) -> Sets:
+    """X in memory, in any of its forms; `check_rows` checks a two-dimensional X in numpy.
 
-    A row of a two-dimensional X is one token and counts as `single` tokens. With `first` a mask
-    must keep token 0.
+    A row of it is one token, repeated to have the fewest tokens of an example.
     """
-    backend.refuse_masked(X, name, sets_module.MASK_HINT)
-    sources.refuse_generator(X, name)
+    rules.refuse_masked(X)
+    sources.refuse_generator(X, rules.name)
     if sets_module.is_collection_of_sets(X):
-        found = sets_module.as_sets(X, mask, least_tokens=single, name=name, first=first)
-    else:
-        refuse_mask_of_rows(mask)
-        if not backend.is_foreign(X) or X.ndim != 2 or 0 in X.shape:
-            rows = validate_data(estimator, X, reset=reset, dtype=[np.float64, np.float32])
-            return sets_module.single_tokens(rows, single)
-        found = sets_module.single_tokens(backend.as_real(X, name), single)
-    check_dim(estimator, X, found.dim, reset, name)
-    return found
+        return sets_module.as_sets(X, mask, rules)
+    if mask is not None:
+        raise ValueError("mask was given with two-dimensional X, expected X of three axes")
+    in_place = backend.is_foreign(X) and X.ndim == 2 and 0 not in X.shape
+    rows = backend.as_real(X, rules.name) if in_place else check_rows(X)
+    return sets_module.single_tokens(rows, rules.least_tokens)
 
 
 def check_dim(estimator: Any, X: Any, dim: int, reset: bool, name: str) -> None:
@@ -63,12 +51,6 @@ def here(value: Any, name: str) -> Any:
         return value
     found = sources.source({name: value})
     return found.first(len(found))[0]
-
-
-def refuse_mask_of_rows(mask: Any) -> None:
-    """Refuse a mask for rows of a two-dimensional X, which are single tokens."""
-    if mask is not None:
-        raise ValueError("mask was given with two-dimensional X, expected X of three axes")
 
 
 def in_numpy(X: Any) -> Any:

@@ -5,7 +5,7 @@ from ridge_problems import solve
 
 from onelayer import inputs
 from onelayer.array.backend import to_numpy
-from onelayer.data.sets import as_sets
+from onelayer.data.sets import SetRules, as_sets
 from onelayer.features import mlp_features
 from onelayer.features.solvers import design as design_module
 from onelayer.features.solvers import leave_one_out
@@ -163,7 +163,7 @@ def test_an_example_that_decides_alone_is_not_divided_by_zero():
     silent_but_one = mlp_features.MLPMap(np.array([[1.0], [-0.5]]), 1)
     X = np.zeros((4, 1, 1))
     X[2] = 1.0
-    design = Panels(silent_but_one, as_sets(X, least_tokens=1))
+    design = Panels(silent_but_one, as_sets(X, rules=SetRules(1)))
     targets = np.array([[0.0], [0.0], [1.0], [0.0]])
     ((weights, alphas, _),) = solve(design, targets, None, [4])
     assert np.isfinite(weights).all()

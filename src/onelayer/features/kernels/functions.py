@@ -6,6 +6,7 @@ take a `PairwiseKernel` whose metric calls `attention_kernel` on a pair of examp
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from sklearn.utils.validation import check_array
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
-from onelayer.data.sets import Sets, as_sets, is_collection_of_sets, single_tokens
+from onelayer.data.sets import SetRules, Sets
 from onelayer.features import activations, queries, validation
 from onelayer.features.attention_features import bias_matrix
 from onelayer.features.kernels import base
@@ -68,8 +69,7 @@ def attention_kernel(
     (20,)
     """
     backend.check_device(device)
-    least, first = queries.least_tokens(queries.checked(query)), query == "first"
-    sets, others = _checked_sides(X, mask, Z, Z_mask, least, first)
+    sets, others = _checked_sides(X, mask, Z, Z_mask, queries.rules(query, "X"))
     return _matrix(attention_kernel_for(bias, query, sets), sets, others, device)
 
 
@@ -101,7 +101,7 @@ def mlp_kernel(
     array([0.5, 0.5, 0.5])
     """
     backend.check_device(device)
-    sets, others = _checked_sides(X, mask, Z, Z_mask, least_tokens=1, first=True)
+    sets, others = _checked_sides(X, mask, Z, Z_mask, SetRules(least_tokens=1))
     tokens = sets.longest if others is None else max(sets.longest, others.longest)
     return _matrix(MLPKernel(tokens, activations.get("relu")), sets, others, device)
 
@@ -121,24 +121,22 @@ def _matrix(kernel: Kernel, sets: Sets, others: Sets | None, device: str | None)
 
 
 def _checked_sides(
-    X: Any, mask: Any, Z: Any, Z_mask: Any, least_tokens: int, first: bool
+    X: Any, mask: Any, Z: Any, Z_mask: Any, rules: SetRules
 ) -> tuple[Sets, Sets | None]:
-    sets = _checked(X, mask, least_tokens, "X", first)
+    sets = _checked(X, mask, rules)
     if Z is None:
         if Z_mask is not None:
             raise ValueError("Z_mask was given without Z, expected examples Z for a mask of theirs")
         return sets, None
-    others = _checked(Z, Z_mask, least_tokens, "Z", first)
+    others = _checked(Z, Z_mask, replace(rules, name="Z"))
     if others.dim != sets.dim:
         raise ValueError(f"Z has tokens of dimension {others.dim}, expected {sets.dim} as X has")
     return sets, others
 
 
-def _checked(X: Any, mask: Any, least_tokens: int, name: str, first: bool) -> Sets:
-    if is_collection_of_sets(X):
-        return as_sets(X, mask, least_tokens, name, first=first)
-    validation.refuse_mask_of_rows(mask)
-    if backend.is_foreign(X) and X.ndim == 2 and 0 not in X.shape:
-        return single_tokens(backend.as_real(X, name), least_tokens)
-    rows = check_array(validation.in_numpy(X), dtype=np.float64, input_name=name)
-    return single_tokens(rows, least_tokens)
+def _checked(X: Any, mask: Any, rules: SetRules) -> Sets:
+    def check_rows(rows: Any) -> Any:
+        rows = validation.in_numpy(rows)
+        return check_array(rows, dtype=np.float64, input_name=rules.name)
+
+    return validation.as_sets(X, mask, rules, check_rows)
