@@ -24,9 +24,7 @@ def sculpted(seed, kind="boolean", tokens=2, n=10_000):
     exact = layer.projection.sum(axis=0)
     away = np.random.default_rng(seed).standard_normal(exact.shape)
     near = exact + GOOD * np.linalg.norm(exact) / np.linalg.norm(away) * away
-    return layer.attention.reshape(2, 64), Sculpt(number=4, name="sculpt").sculpt(
-        examples, near, GOOD, heads=2
-    )
+    return layer.attention.reshape(2, 64), Sculpt().sculpt(examples, near, GOOD, heads=2)
 
 
 def distances(heads, hull):

@@ -33,7 +33,7 @@ STAGES = [
     "phase 5: span",
     "phase 6: candidates",
 ]
-SCULPT = Sculpt(number=2, name="sculpt")
+SCULPT = Sculpt()
 
 
 def begin(layer, X, heads=2, fitted=500, as_array=np.asarray):
@@ -356,7 +356,7 @@ def test_phases_run_on_other_backends(small, backend):
     assert namespace(state.sum.projection_sum) is namespace(as_array(X))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Made(Phase):
     """A phase that measures given errors one after the other, as those of the sum if so asked."""
 
@@ -406,8 +406,12 @@ def test_a_phase_that_only_measures_is_one_more_entry_of_the_list():
 
 
 def test_a_phase_refuses_with_its_own_reason_and_ends_all():
-    refusing = Made(refuses=True, refusal=Reason.NO_CANDIDATES)
-    state, rows = ran(PhaseState(None, None, None, heads=2), phases=(refusing, Made(number=8)))
+    class Refusing(Made):
+        refusal = Reason.NO_CANDIDATES
+
+    state, rows = ran(
+        PhaseState(None, None, None, heads=2), phases=(Refusing(refuses=True), Made(number=8))
+    )
     assert state.refusal is Reason.NO_CANDIDATES
     assert [row.phase for row in rows] == [7]
 

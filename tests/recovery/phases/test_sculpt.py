@@ -11,7 +11,7 @@ from onelayer.recovery.phases.sculpt import Sculpt
 
 GOOD = 0.003  # relative error of the sum of projections after phase 3
 
-sculpt = Sculpt(number=2, name="sculpt").sculpt
+sculpt = Sculpt().sculpt
 
 
 def layer_of(heads, dim=8, seed=0):

@@ -1,4 +1,4 @@
-"""What a recovery saw, and what to change, in words."""
+"""Advice to the caller: what was found in the examples, and what to change."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from onelayer.recovery.certificate import Certificate
 from onelayer.recovery.diagnosis.second_opinion import SecondOpinion
 from onelayer.recovery.reasons import Reason
 
-_ROUNDED = 3.0  # noise up to so many times the rounding error of outputs is that rounding
-_WEAK = 1e-2  # a smallest singular value below which heads can hardly be told apart
+_ROUNDED = 3.0  # noise up to this many times the rounding error of outputs is that rounding
+_WEAK = 1e-2  # smallest singular value below which outputs hardly change with heads
 
 
 def advice(
@@ -22,7 +22,7 @@ def advice(
     output_scale: float,
     opinion: SecondOpinion | None,
 ) -> str:
-    """Sentences for the caller, most important first; empty if there is nothing to say."""
+    """Sentences for the caller, the most important first, or an empty string."""
     said = []
     if not reason.good and opinion is not None:
         said += [opinion.better] if opinion.better else []

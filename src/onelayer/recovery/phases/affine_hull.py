@@ -23,13 +23,11 @@ from onelayer.recovery.phases.state import (
 from onelayer.recovery.reasons import Reason
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ExtractHull(Phase):
     """Phase 5. It refuses if the free directions do not stand out."""
 
-    number: int = 5
-    name: str = "span"
-    refusal: Reason | None = Reason.SPAN_NOT_FOUND
+    refusal = Reason.SPAN_NOT_FOUND
 
     def step(self, state: PhaseState) -> Step:
         assert state.sculpture is not None

@@ -1,16 +1,15 @@
-"""On which rows do all heads agree, and what do they say there?
+"""Rows on which all heads agree, and their common attention.
 
 If every head gives row a of an example the same attention p, its output is y = p X W with
-W = Σ_i W_i: a point in the affine hull of the tokens' images x_b W. So y is tried against that
-hull. With D the images less their mean and p = 1/k + q,
+W = Σ_i W_i: a point in the affine hull of the tokens' images x_b W. So y is projected on that hull.
+With D the images less their mean and p = 1/k + q,
 
     q = (y - mean) Dᵀ (D Dᵀ)⁺,        residual = |y - mean - q D|.
 
-A row with a large residual shows heads that differ. A small one is no proof, but an error of size r
-in y moves p_b by r √((D Dᵀ)⁺_bb) at the most, so residual and error of W together say how far
-log p_b can be trusted. The certificate by linear programming (is there a p ≥ 0 with
-Σ p = 1 and every coordinate of y within τ of p X W?) gives the same verdict up to a factor √e in τ,
-see `certified`.
+A row with a large residual shows heads that differ. A small residual is no proof, but an error of
+size r in y moves p_b by r √((D Dᵀ)⁺_bb) at most, so residual and error of W together bound the
+error of log p_b. The certificate by linear programming (is there a p ≥ 0 with Σ p = 1 and every
+coordinate of y within τ of p X W?) gives the same result up to a factor √e in τ, see `certified`.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from scipy.optimize import linprog
 from onelayer.array import backend
 from onelayer.array.backend import Array
 
-# Relative to the mean squared distance of the images: tokens nearer than its root are the same.
+# Squared distance of images that counts as zero, relative to its mean over the pairs of tokens.
 _SAME_TOKEN = 1e-10
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What each row says if all heads agree on it."""
+    """The attention of each row if all heads agree on it."""
 
     weights: Array  # p (n, k rows, k tokens), each row with sum 1, perhaps negative
-    residual: Array  # (n, k): what no p explains
-    size: Array  # (n, k): about |p X W|, had the images x_b W of the tokens nothing in common
-    spread: Array  # (n, k tokens): how far p_b moves with an error of 1 in y
+    residual: Array  # (n, k): norm of what no p explains
+    size: Array  # (n, k): about |p X W|, for uncorrelated images x_b W of the tokens
+    spread: Array  # (n, k tokens): the largest change of p_b with an error of 1 in y
 
 
 def agreement(X: Array, Y: Array, projection_sum: Array) -> Agreement:
@@ -61,15 +60,15 @@ def agreement(X: Array, Y: Array, projection_sum: Array) -> Agreement:
 
 
 def _centred_inverse(gram: Array, length: Array) -> Array:
-    """The pseudo-inverses of matrices (n, k, k) that vanish on constants, very large where two
-    tokens are one and the same. `length` (n,) is that of the images before they were centred.
+    """The pseudo-inverses of matrices (n, k, k) that vanish on constants.
 
-    With J the projection on constants, (G + t J)⁻¹ = G⁺ + J / t.
+    They are very large where two tokens are equal. `length` (n,) is that of the images before they
+    were centred. With J the projection on constants, (G + t J)⁻¹ = G⁺ + J / t.
     """
     xp = backend.namespace(gram)
     tokens = gram.shape[1]
     size = xp.sum(xp.linalg.diagonal(gram), axis=1) / max(1, tokens - 1)
-    # Where all tokens are one and the same what is left is rounding, and not to be divided by.
+    # If all tokens are equal only rounding errors are left, which must not be divided by.
     size = xp.where(size > _SAME_TOKEN**2 * length * length, size, xp.ones_like(size))
     size = size[:, None, None]
     constants = backend.like(np.full((tokens, tokens), 1 / tokens), gram)
@@ -88,7 +87,7 @@ def certified(
 
     One linear program for all rows: minimise Σ_r t_r subject to |y_r - p_r X_r W|_∞ ≤ t_r; then
     t_r is compared with `tolerance` (r,). A row with least-squares residual ρ and p ≥ 0 has
-    ρ / √e ≤ t ≤ ρ, so the verdicts are those of the least-squares test at τ, but for rows with
+    ρ / √e ≤ t ≤ ρ, so the results are those of the least-squares test at τ, except for rows with
     residuals between τ and √e τ and for those that only a negative p explains.
     """
     images = X @ projection_sum  # (r, k, e)
@@ -108,6 +107,6 @@ def certified(
         b_eq=np.ones(rows),
         method="highs",
     )
-    if found.x is None:  # no program of this kind is infeasible: the solver gave up
+    if found.x is None:  # these programs are always feasible: the solver failed
         return np.zeros(rows, dtype=bool)
     return np.asarray(found.x[rows * tokens :] <= tolerance)

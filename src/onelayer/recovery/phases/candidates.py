@@ -42,13 +42,11 @@ _RIDGE = 1e-8  # relative to the mean eigenvalue: neighbours on the grid have si
 _CHUNK_BYTES = 64 * 2**20  # of regressions that are solved at a time
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SolveCandidates(Phase):
     """Phase 6. It refuses if no grid fits into the section of hull and polytope."""
 
-    number: int = 6
-    name: str = "candidates"
-    refusal: Reason | None = Reason.NO_CANDIDATES
+    refusal = Reason.NO_CANDIDATES
     # A second or two of regressions. Finer grids do not improve the refined heads: 41 points for
     # two heads, 7 x 7 for three, 3 x 3 x 3 for four.
     most_tuples: int = 20_000

@@ -54,11 +54,11 @@ class Rounds:
 
 
 PHASES: tuple[Phase | Rounds, ...] = (
-    CrudeSum(),
-    Sculpt(number=2, name="sculpt"),
-    Rounds((RefinedSum(), Sculpt(number=4, name="sculpt again"))),
-    ExtractHull(),
-    SolveCandidates(),
+    CrudeSum(1, "crude sum of projections"),
+    Sculpt(2, "sculpt"),
+    Rounds((RefinedSum(3, "refined sum"), Sculpt(4, "sculpt again"))),
+    ExtractHull(5, "span"),
+    SolveCandidates(6, "candidates"),
 )
 
 

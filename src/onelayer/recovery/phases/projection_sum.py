@@ -46,13 +46,11 @@ _CAUTION = 1.5  # residuals of other attention are no noise: the fit explains pa
 _DISTINCT_PER_DIM = 1.5  # fewest distinct tokens: with fewer the regression interpolates
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CrudeSum(Phase):
     """Phase 1. It refuses if the outputs cannot show on which rows heads agree."""
 
-    number: int = 1
-    name: str = "crude sum of projections"
-    refusal: Reason | None = Reason.AGREEMENT_HIDDEN
+    refusal = Reason.AGREEMENT_HIDDEN
     sample: int = 20_000  # examples from which the error is measured
     agreeing: float = 0.02  # share of the rows from which the error is measured
 
@@ -101,13 +99,11 @@ class CrudeSum(Phase):
         return float(least / math.sqrt(quantile / examples.out_dim))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RefinedSum(Phase):
     """Phase 3. It refuses if rows with large margins do not determine W."""
 
-    number: int = 3
-    name: str = "refined sum"
-    refusal: Reason | None = Reason.NO_LARGE_MARGINS
+    refusal = Reason.NO_LARGE_MARGINS
     # Rows of the regression, per dimension, but at most this share of all rows unless fewer than
     # `fewest_per_dim` remain.
     rows_per_dim: int = 2000

@@ -27,11 +27,11 @@ from onelayer.recovery.phases.state import Numbers, Phase, PhaseState, Sculpture
 from onelayer.recovery.reasons import Reason
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Sculpt(Phase):
     """Phases 2 and 4. They refuse if too few consistent slabs are found."""
 
-    refusal: Reason | None = Reason.TOO_FEW_AGREEMENTS
+    refusal = Reason.TOO_FEW_AGREEMENTS
     # In units of a slab's error, measured on random layers: heads lie within 2 of the middle of
     # most slabs. A slab farther than this from the common centre shows no agreement and is dropped;
     # of the others, almost none has a head farther than WIDTH from its middle.

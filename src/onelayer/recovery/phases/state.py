@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -111,17 +111,17 @@ class Step:
     refused: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Phase(ABC):
     """One phase. Subclasses add their settings as fields.
 
-    `refusal` is the reason that ends the recovery where `step` refuses; a phase that only measures
+    `refusal` is the reason that ends the recovery if `step` refuses; a phase that only measures
     needs none.
     """
 
-    number: int
-    name: str
-    refusal: Reason | None = None
+    number: int = 0
+    name: str = ""
+    refusal: ClassVar[Reason | None] = None
 
     @property
     def stage(self) -> str:
