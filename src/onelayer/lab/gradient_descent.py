@@ -1,4 +1,4 @@
-"""An attention layer learned by gradient descent, as a network is trained: Adam on all weights.
+"""An attention layer learned by gradient descent: Adam on all weights.
 
 With P_i the attention of head i, the layer is F = Σ_i P_i X W_i. For the loss
 L = Σ |F - Y|² / Σ |Y|² and R = 2 (F - Y) / Σ |Y|²,
@@ -26,7 +26,7 @@ _TINY = 1e-12  # so that a gradient of 0 makes a step of 0
 def fit(
     X: Numbers, Y: Numbers, heads: int, steps: int, rate: float, rng: np.random.Generator
 ) -> AttentionLayer:
-    """The layer after so many steps, at a rate that falls to 0 along half a cosine.
+    """The layer after `steps` steps, at a rate that falls to 0 along half a cosine.
 
     X is (n, tokens, dim), tokens of about the norm √dim, and Y is (n, tokens, out_dim).
     """

@@ -1,9 +1,9 @@
-"""Layers that lose one condition after the other, step by step, and layers with structure.
+"""Families of layers in which one condition degrades step by step, and layers with structure.
 
-In each family one condition degrades and the others stay as good as they can: attention matrices
-with singular values from 1 to 1/2 (times a number that makes the norm that of the shape),
-orthogonal to each other; projections with a random difference, and a sum with singular values that
-are all equal. A family's first step meets all conditions, its last is the worst.
+The other conditions stay as good as possible: attention matrices are orthogonal to each other, with
+singular values from 1 to 1/2, scaled to the norm of the shape; projections have random differences
+and a sum with equal singular values. The first step of a family meets all conditions, the last is
+the worst.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Matrix = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What all layers of a family share; `scale` is the norm of an attention matrix."""
+    """The sizes of a layer; `scale` is the norm of an attention matrix."""
 
     heads: int
     dim: int
@@ -32,7 +32,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class LayerFamily:
-    """Layers of one kind, by the step; `conditions` are those that degrade."""
+    """Layers by a step that degrades some `conditions`."""
 
     build: Callable[[float, LayerShape, np.random.Generator], AttentionLayer]
     meaning: str  # of a step
@@ -44,7 +44,7 @@ class LayerFamily:
     noisy: bool = False  # the step is the noise in the outputs
 
     def thinned(self, count: int) -> tuple[float, ...]:
-        """So many of the steps, the first and the last among them, or all if there are fewer."""
+        """At most `count` of the steps, evenly spaced from the first to the last."""
         chosen = np.linspace(0, len(self.steps) - 1, min(count, len(self.steps)))
         return tuple(self.steps[i] for i in np.rint(chosen).astype(int))
 
@@ -146,7 +146,7 @@ def good(_: float, shape: LayerShape, rng: np.random.Generator) -> AttentionLaye
 
 
 def block_diagonal(step: float, shape: LayerShape, rng: np.random.Generator) -> AttentionLayer:
-    """So many blocks; one is a full matrix, as many as dimensions are a diagonal one."""
+    """Attention of `step` blocks: 1 for full matrices, `dim` for diagonal ones."""
     block = np.arange(shape.dim) * int(step) // shape.dim
     heads = rng.standard_normal((shape.heads, shape.dim, shape.dim))
     heads *= block[:, None] == block

@@ -14,9 +14,9 @@ from onelayer.layer import AttentionLayer
 from onelayer.recovery.result import Recovery
 
 SCALE = 3.0  # standard deviation of the scores, in the middle of where the six phases work
-NEAR = 0.05  # of the worst head: what the six phases are asked for without polishing
-EXACT = 1e-9  # of the worst head: what Gauss-Newton steps are asked for
-CLAIMED = 0.1  # what is said to have converged must be no worse than this
+NEAR = 0.05  # largest error of the worst head for the six phases without polishing
+EXACT = 1e-9  # largest error of the worst head for Gauss-Newton steps
+CLAIMED = 0.1  # largest error of the worst head that may be called converged
 
 Method = Literal["sculpt", "refine"]  # the six phases, Gauss-Newton steps
 METHODS: tuple[Method, ...] = ("sculpt", "refine")
@@ -35,7 +35,7 @@ def instance(
 
 
 def score_factor(kind: str, dim: int) -> float:
-    """What makes scores as large on inputs of this kind as on Boolean ones.
+    """The factor on the scale that makes scores as large on these inputs as on Boolean ones.
 
     Tokens on the unit sphere are shorter by a factor √d, so that scores are smaller by d.
     """
@@ -43,10 +43,10 @@ def score_factor(kind: str, dim: int) -> float:
 
 
 def fewest_examples(heads: int, dim: int, tokens: int, out_dim: int) -> float:
-    """With fewer examples there are fewer numbers to see than unknowns of a layer.
+    """The number of examples with as many equations as a layer has unknowns.
 
-    An example shows k e outputs, and for every head k (k - 1) differences of scores at most, on
-    which the outputs depend: n k e >= m d (d + e) and n k (k - 1) >= d².
+    An example has k e outputs, which depend on at most k (k - 1) differences of scores for every
+    head: n k e >= m d (d + e) and n k (k - 1) >= d².
 
     >>> fewest_examples(heads=8, dim=4, tokens=2, out_dim=4)  # by outputs: 8 · 4 · 8 / (2 · 4)
     32.0
@@ -70,7 +70,7 @@ def growing(first: float, step: float, largest: float) -> Iterator[int]:
 
 
 def ended(found: Recovery, layer: AttentionLayer) -> dict[str, Any]:
-    """How far off the worst head is, and what the result says of itself."""
+    """The error of the worst head, and whether and why the recovery converged."""
     return {
         "error": worst_head(found.layer, layer),
         "converged": found.converged,

@@ -1,4 +1,4 @@
-"""Randomness of a cell: for everything it draws a generator of its own."""
+"""Random generators of a cell, one for each purpose."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
-    """The generator of a cell with this seed for one purpose: "layer", "inputs", "noise", ..
+    """The generator of a cell with this seed for one purpose: "layer", "inputs", "noise" and so on.
 
     >>> draws = [generator(0, purpose).integers(100) for purpose in ("layer", "inputs", "layer")]
     >>> bool(draws[0] == draws[2]), bool(draws[0] == draws[1])

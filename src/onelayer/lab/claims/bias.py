@@ -8,10 +8,10 @@ from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import learning_curve, make_model
 from onelayer.theory import targets
 
-HELPS = 0.9  # of the error without a bias: at most this somewhere on the learning curve
-HURTS = 1.1  # of it: not above this with the most examples
+HELPS = 0.9  # largest ratio of errors with and without bias, at some sample size
+HURTS = 1.1  # largest ratio with the most examples
 FEWEST = 64  # examples: with fewer only noise is compared
-LINEAR = "f_{1,1}"  # which has nothing to gain from the bias
+LINEAR = "f_{1,1}"  # does not depend on the query
 WEIGHTED = {power: f"f_{{2,{power}}}" for power in (1, 2, 3, 4)}
 SETTINGS = by_size(
     model=["rfa", "brfa"],
@@ -93,16 +93,16 @@ CLAIM = Claim(
     title="A bias towards keys like the query helps where keys count by their likeness",
     source=FIRST_PAPER,
     prediction=(
-        "On f_{2,q} = (1/N) Σ_i <x_0, x_i>^q <β, x_i> the bound on attention with an identity as "
-        "the bias of its heads (BRFA) does not pay the d^q that the bound without a bias (RFA) "
-        "pays: BRFA should have the smaller error for every q. On f_{1,1}, which does not depend "
-        "on the query, the bias should not help."
+        "On f_{2,q} = (1/N) Σ_i <x_0, x_i>^q <β, x_i> the bound on attention whose heads have the "
+        "identity as bias (BRFA) lacks the factor d^q of the bound without bias (RFA), so BRFA "
+        "should have the smaller error for every q. On f_{1,1}, which does not depend on the "
+        "query, the bias should not help."
     ),
     rule=(
-        "Ratios of the test error of BRFA to that of RFA on the same examples, medians over the "
-        f"seeds, at sample sizes from {FEWEST} up in octaves: for each of q = 1, 2, 3, 4 at most "
-        f"{HELPS} at some size, and at most {HURTS} at the largest; on f_{{1,1}} above {HELPS} at "
-        "every size."
+        "Median over the seeds of the ratio of the test error of BRFA to that of RFA on the same "
+        f"examples, at sample sizes {FEWEST}, {2 * FEWEST}, {4 * FEWEST} and so on: for each of q "
+        f"= 1, 2, 3, 4 at most {HELPS} at some size, and at most {HURTS} at the largest; on "
+        f"f_{{1,1}} above {HELPS} at every size."
     ),
     sizes=SETTINGS,
     measure=measure,

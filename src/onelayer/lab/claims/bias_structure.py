@@ -13,10 +13,10 @@ from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.lab.seeds import generator
 from onelayer.theory import targets
 
-HELP = 0.8  # of the error without a bias: at most this with the bias that matches
-NO_HELP = 0.95  # of it: at least this with a bias that does not
+HELP = 0.8  # largest error with the matching bias, relative to none
+NO_HELP = 0.95  # least relative error with a bias that does not match
 ALIKE = 1.2  # the largest ratio of two shares that should be the same
-NO_HARM = 1.05  # of it: at most this with the bias that matches, with any number of examples
+NO_HARM = 1.05  # largest relative error with the matching bias at any sample size
 
 Matrix = np.ndarray[Any, Any]
 
@@ -143,22 +143,22 @@ CLAIM = Conjecture(
     title="The bias that helps is the one that weighs keys as the target does",
     source=FIRST_PAPER,
     prediction=(
-        "A conjecture on a question that the paper leaves open: a bias W_0 helps as far as x_0 W_0 "
-        "x_i is the correlation in the target. The identity helps on (1/N) Σ_i <x_0, x_i>^q <β, "
-        "x_i>, half of it (in size, in coordinates, in rank) helps in part, and it stops helping "
-        "once the correlation is rotated to <x_0, S x_i>, where W_0 = S restores all of it "
-        "(exactly so in distribution, since Gaussian heads do not change under rotations). With no "
-        "number of examples does the matching bias do harm."
+        "An open question of the paper. Conjecture: a bias W_0 helps as far as x_0 W_0 x_i is the "
+        "correlation in the target. The identity helps on (1/N) Σ_i <x_0, x_i>^q <β, x_i>, and "
+        "half of it (in size, coordinates or rank) helps in part. It does not help if the "
+        "correlation is rotated to <x_0, S x_i>; there W_0 = S helps as much (exactly so in "
+        "distribution, since Gaussian heads are invariant under rotations). The matching bias does "
+        "no harm with any number of examples."
     ),
     rule=(
-        "Median test errors, relative to that without a bias, where the identity helps most on the "
-        f"plain target: the matching bias leaves at most {HELP} of it on both targets; the "
-        "identity on the rotated target and the rotation on the plain one leave at least "
-        f"{NO_HELP}; the shares that the two matches leave differ by a factor of at most {ALIKE}; "
-        "on the plain target half the identity, the identity on half of the coordinates and a "
-        "projection of half rank lie strictly between the identity and no bias; twice the identity "
-        "is below no bias. With every number of examples the identity leaves at most "
-        f"{NO_HARM} of the error without a bias on the plain target."
+        "Median test errors relative to those without a bias, at the sample size where the "
+        f"identity helps most on the plain target. The matching bias leaves at most {HELP} on both "
+        "targets, the identity on the rotated target and the rotation on the plain one at least "
+        f"{NO_HELP}; the shares of the two matches differ by a factor of at most {ALIKE}. On the "
+        "plain target half the identity, the identity on half of the coordinates and a projection "
+        "of half rank lie strictly between the identity and no bias, and twice the identity is "
+        f"below no bias. With every number of examples the identity leaves at most {NO_HARM} on "
+        "the plain target."
     ),
     sizes=SETTINGS,
     measure=measure,

@@ -1,4 +1,4 @@
-"""Random layers meet the conditions under which a layer can be learned, or which ones they fail."""
+"""Whether random layers meet the conditions under which a layer can be learned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onelayer.lab.figures import Figure
 from onelayer.lab.seeds import generator
 from onelayer.recovery.conditions import survey_conditions
 
-SHARE = 0.95  # of the layers of every shape, which have to meet a condition
+SHARE = 0.95  # of the layers of every shape have to meet a condition
 ORTHOGONAL = 0.9  # of 1/√m, the distance of 0 from the hull of orthogonal heads
 SMALL = ["2x8", "3x12", "4x16"]
 LARGE = [*SMALL, "8x64", "8x64x8", "12x384x32"]
@@ -106,16 +106,16 @@ CLAIM = Conjecture(
     title="Random layers are not degenerate",
     source=SECOND_PAPER,
     prediction=(
-        "A question that the paper leaves open: whether random layers are not degenerate. "
-        "Conjecture: layers with random attention and projection matrices meet its conditions with "
-        "high probability, for the values that `conditions` needs. (The paper has orders of "
-        "magnitude. Heads drawn here have one norm, so that the two scales and the norm ratio hold "
-        "by construction, and singular gaps of any size will do.)"
+        "An open question of the paper: whether random layers are degenerate. Conjecture: layers "
+        "with random attention and projection matrices meet its conditions with high probability, "
+        "for the values that `conditions` needs. (The paper has orders of magnitude. The heads "
+        "drawn here have one norm, so that the two scales and the norm ratio hold by construction, "
+        "and singular gaps of any size suffice.)"
     ),
     rule=(
         f"At least {SHARE:.0%} of random layers of every shape meet each condition, with the "
-        "values that `conditions` needs, condition by condition; and the median distance of 0 from "
-        f"the hull of m heads is at least {ORTHOGONAL} of that of orthogonal ones, 1/√m."
+        "values that `conditions` needs. The median distance of 0 from the hull of m heads is at "
+        f"least {ORTHOGONAL} of that of orthogonal ones, 1/√m."
     ),
     sizes=SETTINGS,
     measure=measure,

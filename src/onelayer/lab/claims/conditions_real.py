@@ -1,4 +1,4 @@
-"""Layers of a real pretrained transformer and the conditions under which a layer can be learned."""
+"""Whether layers of a pretrained transformer meet the conditions for recovery."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def judge(results: Results) -> list[Check]:
 
 
 def _met(group: str, real: Results, drawn: Results) -> Check:
-    """Whether all pretrained layers meet the conditions of a group, with random ones beside."""
+    """Whether all pretrained layers meet the conditions of a group; random ones are listed too."""
     missed = {
         name: [cell["layer"] for cell in real if not cell[f"{name} holds"]]
         for name in condition_margins.GROUPS[group]
@@ -89,15 +89,15 @@ CLAIM = Conjecture(
     title="Layers of a pretrained transformer meet the conditions",
     source=SECOND_PAPER,
     prediction=(
-        "A question that the paper leaves open: whether its conditions hold in practice. "
-        "Conjecture: the layers of a pretrained encoder (all-MiniLM-L6-v2, 12 heads of size 32 in "
-        "384 dimensions) meet all of them on inputs with entries ±1, as random layers of their "
-        "shape should, and score without a bias of keys, as the paper's layer does."
+        "An open question of the paper: whether its conditions hold in practice. Conjecture: the "
+        "layers of a pretrained encoder (all-MiniLM-L6-v2, 12 heads of size 32 in 384 dimensions) "
+        "meet all of them on inputs with entries ±1, as random layers of their shape should, and "
+        "their scores have no bias of the keys, as in the paper's layer."
     ),
     rule=(
-        "Every pretrained layer meets every condition, with the values that `conditions` asks "
-        f"for, and has no key bias of more than {NO_BIAS} of a head's norm. Random layers with the "
-        "same shape and median norm stand beside them and do not count."
+        "Every pretrained layer meets every condition, with the values that `conditions` needs, "
+        f"and has no key bias of more than {NO_BIAS} of a head's norm. Random layers with the same "
+        "shape and median norm are shown for comparison only."
     ),
     sizes=SETTINGS,
     cells=cells,

@@ -12,9 +12,8 @@ from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.theory import targets
 from onelayer.theory.targets import Target
 
-HELPS = 0.9  # of the error of one layer: a deeper one leaves at most this
-# Of what is out of reach for one layer: it leaves no less, but for the spread of a test set.
-ABOVE = 0.95
+HELPS = 0.9  # largest error of deeper layers, relative to one layer
+ABOVE = 0.95  # least error of one layer relative to its exact floor; below 1 for sampling error
 SHOWN = {
     "three tokens": "two hops",
     "three-token part": "two hops, three-token part",
@@ -134,17 +133,17 @@ CLAIM = Conjecture(
     title="More layers of frozen random heads learn functions of three tokens",
     source=FIRST_PAPER,
     prediction=(
-        "A conjecture on a question that the paper leaves open: one layer expresses averages of "
-        "functions of two tokens, and a second one, random and frozen as the first, brings "
-        "functions of three within reach, such as two hops (1/N²) Σ_{ij} <x_0, x_i> <x_i, x_j> <β, "
-        "x_j>, at a price on functions of two. Of two hops most is still an average over single "
-        "keys; what is not, the three-token part, is exactly out of reach for one layer."
+        "An open question of the paper. Conjecture: one layer expresses averages of functions of "
+        "two tokens; a second one, also random and frozen, makes functions of three tokens "
+        "learnable, such as two hops (1/N²) Σ_{ij} <x_0, x_i> <x_i, x_j> <β, x_j>, at a cost on "
+        "functions of two. Most of two hops is still an average over single keys; the rest, the "
+        "three-token part, is exactly out of reach for one layer."
     ),
     rule=(
-        "Median test errors with the most examples: depth 1 leaves at least "
-        f"{ABOVE} of the three-token part, and of two hops at least {ABOVE} of that part's share "
-        f"of the variance; some larger depth leaves at most {HELPS} of the part, and of two hops "
-        f"at most {HELPS} of what depth 1 leaves; the error on f_{{2,1}} rises with every layer."
+        f"Median test errors with the most examples: depth 1 leaves at least {ABOVE} of the "
+        f"three-token part, and of two hops at least {ABOVE} of that part's share of the variance; "
+        f"some larger depth leaves at most {HELPS} of the part, and of two hops at most {HELPS} of "
+        "what depth 1 leaves; the error on f_{2,1} rises with every layer."
     ),
     sizes=SETTINGS,
     measure=measure,

@@ -97,19 +97,18 @@ CLAIM = Conjecture(
     title="Too many heads do no harm: the error peaks at as many parameters as examples",
     source=FIRST_PAPER,
     prediction=(
-        "A conjecture on a question that the paper leaves open, from the theory of random "
-        "features: with hardly any penalty the test error falls, rises to a peak where the M(d+1) "
-        "parameters of M heads equal the n examples, and falls again beyond, to below where it was "
-        "before; with a penalty chosen by leave-one-out there is no peak, and more heads never "
-        "harm."
+        "An open question of the paper. Conjecture, from the theory of random features: with "
+        "almost no penalty the test error falls, rises to a peak where the M(d+1) parameters of M "
+        "heads equal the n examples, and falls again to below its earlier minimum. With a penalty "
+        "chosen by leave-one-out there is no peak, and more heads do no harm."
     ),
     rule=(
-        "Median test errors on f_{2,1} learned with noise. With almost no penalty: the largest is "
+        "Median test errors on f_{2,1} learned with noise. With almost no penalty the largest is "
         f"where parameters and examples differ by a factor of at most {NEAR}; it is at least "
         f"{PEAK:g} times the lowest with fewer heads and {PEAK:g} times that with the most heads; "
         "that with the most heads is no larger than the lowest with fewer heads than at the peak. "
-        "With the penalty chosen by leave-one-out no error is more than "
-        f"{RISE} times the least with fewer heads."
+        f"With the penalty chosen by leave-one-out no error is more than {RISE} times the least "
+        "with fewer heads."
     ),
     sizes=SETTINGS,
     measure=measure,

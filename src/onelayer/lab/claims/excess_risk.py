@@ -14,10 +14,10 @@ from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, Und
 from onelayer.lab.figures import Axes, Figure
 from onelayer.theory import bounds, targets
 
-ERROR = 0.1  # to reach, of the target's variance; rates are measured from there on
-RATE = -0.4  # the exponent of the excess risk in n: at most this, where theory has -1/2
-POINTS = 3  # of a learning curve, at the least, to fit a rate to
-SLACK = 2.0  # on the growth with the dimension: bounds are up to logarithms
+ERROR = 0.1  # to reach, relative to the variance; rates are measured from there on
+RATE = -0.4  # largest exponent of the excess risk in n; theory has -1/2
+POINTS = 3  # least number of sizes to fit a rate to
+SLACK = 2.0  # factor on the growth with the dimension: bounds are up to logarithms
 TARGETS = {
     "f_{1,1}": partial(targets.average_power, 1),
     "f_{1,2}": partial(targets.average_power, 2),
@@ -211,12 +211,12 @@ CLAIM = Claim(
         "with B(f)/Var, from target to target and with the dimension (a bound, without constants)."
     ),
     rule=(
-        "Learning curves of four targets in several dimensions, with and without noise in what is "
-        f"learned from, medians over the seeds. From an error of {ERROR} on, at {POINTS} sizes or "
-        f"more, the fitted exponent in n is at most {RATE}. Examples needed for {ERROR} grow from "
-        f"the least dimension to each other by at most {SLACK:g} times the predicted factor. In "
-        "every dimension targets rank as B(f)/Var does. Targets that are never learned to that "
-        "error count as last in the ranking alone."
+        "Learning curves of four targets in several dimensions, with and without noise in the "
+        f"training outputs, medians over the seeds. From an error of {ERROR} on, at {POINTS} sizes "
+        f"or more, the fitted exponent in n is at most {RATE}. Examples needed for {ERROR} grow "
+        f"from the least dimension to each other by at most {SLACK:g} times the predicted factor. "
+        "In every dimension the targets rank as B(f)/Var does. Targets that never reach that error "
+        "count only in the ranking, as last."
     ),
     sizes=SETTINGS,
     measure=measure,

@@ -11,8 +11,8 @@ from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.theory import targets
 
-SHARE = 0.02  # of the target's variance, which may be left with the most heads
-RATE = -0.9  # the exponent of the last step: at most this, where theory has at most -1
+SHARE = 0.02  # largest error with the most heads, relative to the variance
+RATE = -0.9  # largest exponent of the last step; theory has -1
 TARGETS = {
     "f_{1,1}": partial(targets.average_power, 1),
     "f_{1,2}": partial(targets.average_power, 2),
@@ -22,7 +22,7 @@ SETTINGS = by_size(
     heads=([2, 8, 32, 128], [2, 8, 32, 128, 512], [10, 30, 100, 300, 1000]),
     dim=(4, 8, 16),
     keys=(4, 8, 16),
-    examples=(2000, 8000, 32000),  # enough for heads to be what is missing
+    examples=(2000, 8000, 32000),  # enough that the number of heads limits the error
     seeds=3,
 )
 

@@ -1,4 +1,4 @@
-"""Layers built to resist: parities written as attention, beside random layers of their shape."""
+"""Hard instances: parities written as attention, compared with random layers of their shape."""
 
 from __future__ import annotations
 
@@ -189,18 +189,18 @@ CLAIM = Claim(
         "In the worst case the cost of learning is exponential in the number of heads: a layer of "
         "m heads can hold the parity of m of d bits, which takes of order d^m statistical queries. "
         "Gauss-Newton steps should learn random layers of that shape from a constant times the "
-        "examples that counting asks for, and need ever more, or fail, on parities as bits are "
-        "added; the six phases, which need outputs of many dimensions, should refuse. Nothing "
-        "that is not learned should be said to be right."
+        "examples that counting unknowns asks for. On parities they should need more and more "
+        "examples, or fail, as bits are added. The six phases, which need outputs of many "
+        "dimensions, should refuse. No wrong layer should be called converged."
     ),
     rule=(
-        "Examples are doubled until Gauss-Newton steps, under a budget of steps, have outputs "
-        f"within {NEAR:.0%} on fresh inputs; medians over seeds, for every number of tokens, and "
-        "twice the most that was tried where that was not enough. Random layers take at most "
-        f"{COUNTS:g} times the count of unknowns; parities of the most bits at least {HARDER:g} "
-        "times as many as random layers, by a larger factor than for the fewest bits; the six "
-        "phases refuse every parity; and no result that is said to be right has outputs off by "
-        f"more than {NEAR:.0%}."
+        "Examples are doubled until Gauss-Newton steps, with a limited number of steps, have "
+        f"outputs within {NEAR:.0%} on fresh inputs. Medians over seeds, for every number of "
+        "tokens, with twice the most that was tried where that was not enough: random layers take "
+        f"at most {COUNTS:g} times the count of unknowns; parities of the most bits at least "
+        f"{HARDER:g} times as many as random layers, by a larger factor than for the fewest bits. "
+        "The six phases refuse every parity, and no result that is said to be right has outputs "
+        f"off by more than {NEAR:.0%}."
     ),
     sizes=SETTINGS,
     measure=measure,

@@ -115,19 +115,19 @@ CLAIM = Claim(
     title="Each head multiplies what the provable learner needs, not what Gauss-Newton needs",
     source=SECOND_PAPER,
     prediction=(
-        "The six phases rest on rows on which all heads agree, which are rarer exponentially in "
-        "the number m of heads; the paper's bound on the time, and so on the examples, is "
-        "(dk)^{O(m³)}, and exponential time cannot be avoided in the worst case. A conjecture: on "
+        "The six phases rest on rows on which all heads agree, which become exponentially rare in "
+        "the number m of heads. The paper's bound on the time, and so on the examples, is "
+        "(dk)^{O(m³)}, and exponential time is unavoidable in the worst case. Conjecture: on "
         "random layers of fewer heads than dimensions Gauss-Newton steps need a constant times the "
-        "examples that counting unknowns asks for, at most linear in m. With two tokens and nearly "
-        "as many heads as dimensions they are known to end in local minima."
+        "examples that counting unknowns asks for, at most linear in m. (With two tokens and "
+        "nearly as many heads as dimensions they are known to end in local minima.)"
     ),
     rule=(
-        "Medians over seeds of the first number of examples with all heads within "
-        f"{NEAR:.0%}, doubled for the six phases and multiplied by √2 for Gauss-Newton steps: each "
-        f"head takes the six phases at least {GROWTH:g} times as many, and "
-        f"Gauss-Newton steps need at most {COUNTS:g} times the examples whose outputs, and scores, "
-        "are as many as the unknowns."
+        f"Medians over seeds of the first number of examples with all heads within {NEAR:.0%}; "
+        "numbers grow by factors of 2 for the six phases and of √2 for Gauss-Newton steps. Each "
+        f"head multiplies the examples of the six phases by at least {GROWTH:g}. Gauss-Newton "
+        f"steps need at most {COUNTS:g} times the examples whose outputs, and scores, are as many "
+        "as the unknowns."
     ),
     sizes=SETTINGS,
     cells=grid_by_method,

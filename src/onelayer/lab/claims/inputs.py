@@ -1,4 +1,4 @@
-"""Gaussian and sphere inputs beside Boolean ones: does recovery carry over?"""
+"""Recovery from Gaussian and sphere inputs, compared with Boolean ones."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ CLAIM = Conjecture(
     title="Recovery carries over from Boolean to Gaussian and sphere inputs",
     source=SECOND_PAPER,
     prediction=(
-        "The paper's theorem is for Boolean inputs; its techniques, it says, extend to continuous "
-        "ones such as Gaussian. The conjecture: nothing in the six phases depends on the kind of "
-        "inputs, so that with scores of equal size they find heads as well on Gaussian inputs and "
-        "on the sphere, and Gauss-Newton steps are exact on all."
+        "The paper's theorem is for Boolean inputs; it says that its techniques extend to "
+        "continuous ones such as Gaussian. Conjecture: nothing in the six phases depends on the "
+        "kind of inputs. With scores of equal size they find heads as well on Gaussian and sphere "
+        "inputs, and Gauss-Newton steps are exact on all."
     ),
     rule=(
         f"With the most examples the median error of the worst head is at most {NEAR:g} (six "

@@ -1,4 +1,4 @@
-"""Ever more heads: features and predictions approach those of a kernel in closed form."""
+"""With more heads, features and predictions converge to those of a kernel in closed form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onelayer.lab.seeds import generator
 from onelayer.theory import targets
 
 RATE, TOLERANCE = -0.5, 0.1  # of the exponent in the number of heads
-ALPHA = 0.01  # the same penalty for both: what is compared is the kernel
+ALPHA = 0.01  # the same penalty for both
 TEST_EXAMPLES = 500
 DISTANCES = {"gram": "Gram matrix", "predictions": "predictions"}
 SETTINGS = by_size(
@@ -85,13 +85,14 @@ CLAIM = Claim(
     source=FIRST_PAPER,
     prediction=(
         "As heads are added, the Gram matrix of the features of RFA and BRFA converges to a kernel "
-        "in closed form, and ridge regression on the features to ridge regression with the kernel: "
+        "in closed form, and ridge regression on the features to ridge regression with the kernel, "
         "at the rate M^{-1/2} of averages over M independent heads."
     ),
     rule=(
-        "For the Gram matrix (in Frobenius norm) and for predictions on a test set (root mean "
-        "square) the relative distance to the limit is fitted by a power of M through the medians "
-        f"over the seeds: its exponent is within {TOLERANCE} of {RATE}, for RFA and for BRFA."
+        "The relative distance to the limit, of the Gram matrix (Frobenius norm) and of "
+        "predictions on a test set (root mean square), is fitted by a power of M through the "
+        f"medians over the seeds. Its exponent is within {TOLERANCE} of {RATE}, for RFA and for "
+        "BRFA."
     ),
     sizes=SETTINGS,
     measure=measure,

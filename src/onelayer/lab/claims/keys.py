@@ -1,4 +1,4 @@
-"""The number of keys: attention does not see it, a network pays for it."""
+"""Examples needed against the number of keys, by attention and by a network."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from onelayer.lab.figures import Figure
 from onelayer.lab.grids import grid_by_model
 from onelayer.theory import bounds
 
-ERROR = 0.1  # to reach, of the target's variance
-SPREAD = 2.0  # what attention needs may vary by, from the least to the largest
-SHARE = 0.5  # of the predicted growth, which the network has to show
+ERROR = 0.1  # to reach, relative to the variance
+SPREAD = 2.0  # largest ratio of the examples that attention needs at two numbers of keys
+SHARE = 0.5  # least share of the predicted growth that the network shows
 DEGREES = (1, 2)
 LINEAR = "f_{1,1}"
 SETTINGS = by_size(
@@ -104,8 +104,8 @@ CLAIM = Claim(
     source=FIRST_PAPER,
     prediction=(
         "The bound on random-feature attention (RFA) for averages of a function of one key does "
-        "not depend on the number N of keys; that on a random-feature network on all tokens side "
-        "by side (RFMLP) grows with it, as N + 2 for functions of degree 1."
+        "not depend on the number N of keys. The bound on a random-feature network on all tokens "
+        "side by side (RFMLP) grows with it, as N + 2 for functions of degree 1."
     ),
     rule=(
         f"Examples needed for an error of {ERROR} of the variance (medians): those of RFA on "

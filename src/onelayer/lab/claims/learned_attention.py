@@ -1,4 +1,4 @@
-"""Learned attention beside random features, on what an attention layer computes."""
+"""Learned attention compared with random features, on the outputs of an attention layer."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FLAT, SHARP = 0.1, 2.0  # standard deviations of scores: almost a mean, and a ch
 RATE = 0.03  # of gradient descent at its start
 
 ENOUGH = 4.0  # equations per unknown
-EXACT = 1e-12  # of the variance: what `refine` may leave with as many
-FAR_OFF = 0.1  # what random features leave at least, with as many
+EXACT = 1e-12  # largest error of `refine` with enough equations, relative to the variance
+FAR_OFF = 0.1  # least error of random features with the same examples
 SMALL = 0.01  # the error for which examples are counted
-SUFFICIENT = 0.05  # what random features may leave of a flat layer with the most examples
+SUFFICIENT = 0.05  # largest error of random features on a flat layer, with the most examples
 
 SETTINGS = by_size(
     method=METHODS,
@@ -149,20 +149,20 @@ CLAIM = Conjecture(
     title="Learned attention is exact where random features are still far off",
     source=FIRST_PAPER,
     prediction=(
-        "A conjecture on a question that the paper leaves open: what a softmax attention layer of "
-        "few heads computes is learned by a layer whose attention is learned too: exactly from a "
-        "few equations per unknown by Gauss-Newton steps (refine), to a small error from no fewer "
-        "examples by gradient descent, where random features with trained values are far off. "
-        "Where the layer's attention is almost flat, so that it computes a mean of its tokens, "
-        "random features come near too."
+        "An open question of the paper. Conjecture: the outputs of a softmax attention layer of "
+        "few heads are learned by a layer whose attention is learned too: exactly from a few "
+        "equations per unknown by Gauss-Newton steps (refine), and to a small error from no fewer "
+        "examples by gradient descent, where random features with trained values are far off. If "
+        "the layer's attention is almost flat, so that it computes a mean of its tokens, random "
+        "features come near too."
     ),
     rule=(
-        "Median errors on new examples, relative to the variance. From "
-        f"{ENOUGH:g} equations per unknown on, refine leaves at most {EXACT:g}, and with the "
-        f"fewest such examples random features leave at least {FAR_OFF} for scores of standard "
-        f"deviation {SHARP:g}; for an error of {SMALL} there, gradient descent needs at least as "
-        "many examples as refine, and fewer than random features; for scores of standard deviation "
-        f"{FLAT}, random features leave at most {SUFFICIENT} with the most examples."
+        f"Median errors on new examples, relative to the variance. From {ENOUGH:g} equations per "
+        f"unknown on, refine leaves at most {EXACT:g}, and with the fewest such examples random "
+        f"features leave at least {FAR_OFF} for scores of standard deviation {SHARP:g}. For an "
+        f"error of {SMALL} there, gradient descent needs at least as many examples as refine, and "
+        f"fewer than random features. For scores of standard deviation {FLAT}, random features "
+        f"leave at most {SUFFICIENT} with the most examples."
     ),
     sizes=SETTINGS,
     measure=measure,

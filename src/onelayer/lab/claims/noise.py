@@ -127,16 +127,16 @@ CLAIM = Conjecture(
     prediction=(
         "Without noise recovery is exact. With independent noise in the outputs Gauss-Newton steps "
         "are least squares: the error of heads is proportional to the noise and to 1/√n, and the "
-        "result says that it ends at a noise floor. The six phases, whose theorem has no noise, "
-        "survive noise of about 1 % (a conjecture)."
+        "result reports a noise floor. Conjecture: the six phases, whose theorem has no noise, "
+        "tolerate noise of about 1 %."
     ),
     rule=(
         "Median errors of the worst head by Gauss-Newton steps are as the noise to a power of "
         f"{IN_NOISE:g} ± {TOLERANCE:g} for every number of examples, and as the number of examples "
-        f"to a power of {IN_EXAMPLES:g} ± {TOLERANCE:g} for every noise, and at least "
-        f"{AT_THE_FLOOR:.0%} of searches say that they ended at the noise floor; the six phases, "
-        f"not polished, are within {NEAR:.0%} up to noise of {SURVIVED:.0%}; and no result that is "
-        f"said to be right is off by more than {CLAIMED:.0%}."
+        f"to a power of {IN_EXAMPLES:g} ± {TOLERANCE:g} for every noise; at least "
+        f"{AT_THE_FLOOR:.0%} of the searches report the noise floor. The six phases, not polished, "
+        f"are within {NEAR:.0%} up to noise of {SURVIVED:.0%}. No result that is said to be right "
+        f"is off by more than {CLAIMED:.0%}."
     ),
     sizes=SETTINGS,
     cells=grid_by_method,

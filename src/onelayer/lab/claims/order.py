@@ -8,9 +8,9 @@ from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.lab.order_targets import ORDERED, TEST_EXAMPLES
 
-ABOVE = 0.95  # of the floor: attention leaves no less, but for the spread of a test set
-NEAR = 1.1  # of the floor: attention leaves no more with the most examples
-LEARNED = 0.1  # of the variance: a network on all tokens leaves no more with the most examples
+ABOVE = 0.95  # least error of attention relative to the floor; below 1 for sampling error
+NEAR = 1.1  # largest error of attention relative to the floor, with the most examples
+LEARNED = 0.1  # largest error of the network, with the most examples
 OCTAVES = [128, 256, 512, 1024, 2048]
 SETTINGS = by_size(
     model=["rfa", "rfmlp"],
@@ -66,17 +66,17 @@ CLAIM = Claim(
     title="Attention without positions learns what does not depend on order, and no more",
     source=FIRST_PAPER,
     prediction=(
-        "Attention without positions is the same for all orders of the keys, so on a target "
-        "Σ_i w_i <β, x_i> its error comes down to that of the mean over all orders and never below "
-        "it: 1 - (Σ_i w_i)² / (N Σ_i w_i²) of the variance, which is 1 - 1/N for one position and "
-        "1 for an alternating sum over an even number of keys. A random-feature network on all "
-        "tokens side by side sees the order and learns all of it."
+        "Attention without positions is invariant to the order of the keys. On a target Σ_i w_i "
+        "<β, x_i> its error therefore falls to that of the mean over all orders and never below: 1 "
+        "- (Σ_i w_i)² / (N Σ_i w_i²) of the variance, which is 1 - 1/N for one position and 1 for "
+        "an alternating sum over an even number of keys. A random-feature network on all tokens "
+        "side by side sees the order and learns these targets."
     ),
     rule=(
         "Median test errors on the key at position 1 and on the alternating and the increasing "
         f"sum: those of RFA are at no sample size below {ABOVE} of the exact floor, and with the "
-        f"most examples at most {NEAR} of it; that of RFMLP, with as many trained parameters, is "
-        f"then at most {LEARNED} of the variance."
+        f"most examples at most {NEAR} of it; that of RFMLP, with the same number of trained "
+        f"parameters, is then at most {LEARNED} of the variance."
     ),
     sizes=SETTINGS,
     measure=measure,

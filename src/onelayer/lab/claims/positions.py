@@ -1,4 +1,4 @@
-"""Positional encodings: they make attention see the order of its keys, at a price."""
+"""Positional encodings make targets learnable that depend on the order, at a cost on others."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ENCODINGS = ["sinusoidal", "learned-random", "onehot"]
 ORDERED = ("one position", "alternating sum")
 BLIND = "average"  # f_{1,1}, which does not depend on the order
 
-ABOVE = 0.95  # of the floor: no less without positions, but for the spread of a test set
-BELOW = 0.9  # of the floor: at most this with every encoding
-FAR_BELOW = 0.5  # of the floor: at most this with one-hot positions
-LEARNED = 0.1  # of the variance: at most this on the target that needs no positions
+ABOVE = 0.95  # least error without positions relative to the floor; below 1 for sampling error
+BELOW = 0.9  # largest error with any encoding, relative to the floor
+FAR_BELOW = 0.5  # largest error with one-hot positions, relative to the floor
+LEARNED = 0.1  # largest error on the target that needs no positions
 OCTAVES = [128, 256, 512, 1024, 2048, 4096, 8192]
 SETTINGS = by_size(
     positions=["none", *ENCODINGS],
@@ -91,17 +91,17 @@ CLAIM = Conjecture(
     title="Positional encodings make attention see the order of its keys",
     source=FIRST_PAPER,
     prediction=(
-        "A conjecture on a question that the paper leaves open: with a positional encoding "
-        "random-feature attention learns targets that depend on the order of the keys, which it "
-        "cannot learn without one. One-hot positions make such a target of degree 1 a polynomial "
-        "of degree 2 in the token and its position; encodings that are added to the token mix with "
-        "it and help less. On targets that do not depend on the order positions cost examples."
+        "An open question of the paper. Conjecture: with a positional encoding random-feature "
+        "attention learns targets that depend on the order of the keys, which it cannot learn "
+        "without one. One-hot positions make such a target of degree 1 a polynomial of degree 2 in "
+        "the token and its position; encodings that are added to the token mix with it and help "
+        "less. On targets that do not depend on the order, positions cost examples."
     ),
     rule=(
         "Median test errors with the most examples, on the key at position 1 and on the "
-        "alternating sum, beside the exact least error of what is blind to the order (1 - 1/N, "
-        f"and 1 for an even number of keys): no less than {ABOVE} of it without positions, at most "
-        f"{BELOW} of it with every encoding, at most {FAR_BELOW} of it with one-hot positions. On "
+        "alternating sum, relative to the exact least error of functions that are invariant to the "
+        f"order (1 - 1/N, and 1 for an even number of keys): at least {ABOVE} without positions, "
+        f"at most {BELOW} with every encoding, at most {FAR_BELOW} with one-hot positions. On "
         f"f_{{1,1}} every encoding leaves more than none does, and at most {LEARNED} of the "
         "variance."
     ),

@@ -1,4 +1,4 @@
-"""Attention beside a network that reads all tokens in a row: how many examples each needs."""
+"""Examples needed by attention and by a network on all tokens side by side."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from onelayer.lab.figures import Figure
 from onelayer.lab.grids import grid_by_model
 from onelayer.theory import bounds
 
-ERROR = 0.1  # to reach, of the target's variance
-SLACK = 2.0  # for every degree: bounds leave constants out, so (N+2)/4 is known up to one
+ERROR = 0.1  # to reach, relative to the variance
+SLACK = 2.0  # factor per degree: bounds have no constants, so (N+2)/4 is known up to one
 DEGREES = (1, 2, 3)
 SETTINGS = by_size(
     model=["rfa", "rfmlp"],
@@ -33,10 +33,7 @@ def measure(model: str, keys: int, dim: int, heads: int, examples: int, seed: in
 
 
 class Ratio(NamedTuple):
-    """How many times the examples of attention the network needs, beside the prediction.
-
-    It is a lower `bound` where the largest size was not enough for the network.
-    """
+    """Examples of the network over those of attention; a lower bound where `bound` is set."""
 
     keys: int
     predicted: float
@@ -57,10 +54,10 @@ def judge(results: Results) -> list[Check]:
 
 
 def _checks(results: Results, degree: int) -> list[Check]:
-    """At least and at most what is predicted, where something is known about it."""
+    """Checks of the ratio from below and from above, where it is known well enough."""
     slack = SLACK**degree
     ratios = _ratios(results, degree)
-    # A lower bound speaks for "at least" if it is high enough, and against "at most" if too high.
+    # A lower bound supports "at least" if it is high enough, and refutes "at most" if too high.
     low = [r for r in ratios if not r.bound or r.measured >= r.predicted / slack]
     high = [r for r in ratios if not r.bound or r.measured > r.predicted * slack]
     target, power = f"f_{{1,{degree}}}", f"((N+2)/4)^{degree}"
@@ -78,7 +75,7 @@ def _checks(results: Results, degree: int) -> list[Check]:
 
 
 def _ratios(results: Results, degree: int) -> list[Ratio]:
-    """One for every number of keys with which attention gets there."""
+    """One for every number of keys with which attention reaches the error."""
     ratios = []
     for keys, part in results.by("keys"):
         needed = part.medians(f"f_{{1,{degree}}}", by="model")
@@ -112,11 +109,11 @@ CLAIM = Claim(
         "all tokens side by side (RFMLP) for ((N+2)d)^p: ((N+2)/4)^p times as many."
     ),
     rule=(
-        f"Of the examples needed for an error of {ERROR} of the variance (medians) the ratio of "
-        "RFMLP to RFA is for every number of keys at least the predicted one over "
-        f"{SLACK:g}^p and at most {SLACK:g}^p times it, for p = 1, 2, 3. Where RFMLP does not get "
-        "there, its largest size gives a lower bound, which counts where it decides; degrees that "
-        "RFA does not get to are left out."
+        f"The ratio of the examples that RFMLP and RFA need for an error of {ERROR} of the "
+        "variance (medians) is for every number of keys at least the predicted one over "
+        f"{SLACK:g}^p and at most {SLACK:g}^p times it, for p = 1, 2, 3. Where RFMLP does not "
+        "reach the error, its largest size gives a lower bound, which counts where it decides. "
+        "Degrees that RFA does not reach are left out."
     ),
     sizes=SETTINGS,
     cells=grid_by_model,

@@ -1,4 +1,4 @@
-"""The six phases of the provable learner, step by step: what each reaches, beside the truth."""
+"""True and measured errors after each of the six phases of the provable learner."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def measure(shape: str, seed: int) -> Measured:
         values[f"true_{number}"] = None if phase is None else phase.true
         values[f"measured_{number}"] = None if phase is None else phase.measured
     estimate = phases[6].heads if 6 in phases else None
-    if seed == 0 and estimate is not None:  # to look at: one seed is enough
+    if seed == 0 and estimate is not None:  # for the figure
         values |= side_by_side(layer, estimate)
     return values
 
@@ -60,7 +60,7 @@ def last_rounds(phases: list[PhaseReport]) -> dict[int, PhaseReport]:
 
 
 def side_by_side(layer: AttentionLayer, estimate: AttentionLayer) -> Measured:
-    """The attention matrices of both layers, head by head, in as many digits as can be seen."""
+    """The attention matrices of both layers, head by head, rounded for display."""
     matched = estimate.attention[estimate.distance(layer).permutation]
     pair = {"true_heads": layer.attention, "found_heads": matched}
     return {name: np.round(matrices, 4).tolist() for name, matrices in pair.items()}

@@ -229,10 +229,10 @@ CLAIM = Conjecture(
     title="Structured attention is learned like any other, and from less if the structure is known",
     source=SECOND_PAPER,
     prediction=(
-        "A question that the paper leaves open: diagonal, block-diagonal and low-rank attention. "
+        "An open question of the paper: diagonal, block-diagonal and low-rank attention. "
         "Conjecture: it is no special case. Neither the six phases nor Gauss-Newton steps need "
-        "clearly more examples than for full matrices; with a known rank, Gauss-Newton steps "
-        "need fewer, in proportion to the unknowns."
+        "clearly more examples than for full matrices; with a known rank, Gauss-Newton steps need "
+        "fewer, in proportion to the unknowns."
     ),
     rule=(
         "In medians over seeds: the six phases find every structure (heads within "

@@ -47,7 +47,7 @@ SETTINGS = claim.by_size(
 
 
 def cells(settings: Mapping[str, Any]) -> list[claim.Parameters]:
-    """Of every family so many steps, from the first to the worst."""
+    """The given number of steps of every family, from the first to the worst."""
     count = settings["steps"]
     rest = {name: value for name, value in settings.items() if name not in ("family", "steps")}
     found: list[claim.Parameters] = []
@@ -123,7 +123,7 @@ def judge(results: Results) -> list[Check]:
     return [
         _found(met, "phases", COARSE, "the six phases find"),
         _found(met, "polished", FINE, "polishing then gives"),
-        *(_believed(results, way) for way in _NAMES),
+        *(_none_wrong(results, way) for way in _NAMES),
         _degraded(results),
     ]
 
@@ -139,7 +139,7 @@ def _found(met: Results, way: str, limit: float, what: str) -> Check:
     )
 
 
-def _believed(results: Results, way: str) -> Check:
+def _none_wrong(results: Results, way: str) -> Check:
     """Whether no layer that is called converged is wrong."""
     claimed = [cell for cell in results if cell[f"{way} converged"]]
     wrong = []
@@ -225,12 +225,11 @@ CLAIM = Conjecture(
     title="Recovery degrades where a condition is violated, and says so",
     source=SECOND_PAPER,
     prediction=(
-        "A question that the paper leaves open: how recovery degrades as each condition is "
-        "violated. Conjecture: where all conditions hold the six phases find the heads; as one of "
-        "them gets worse the error grows until a phase refuses with a named reason, and no wrong "
-        "layer is called converged. (The values that `conditions` needs were measured on such "
-        "families, with other seeds, so that the first part says no more than that they carry "
-        "over.)"
+        "An open question of the paper: how recovery degrades as each condition is violated. "
+        "Conjecture: where all conditions hold the six phases find the heads; as one of them gets "
+        "worse the error grows until a phase refuses with a named reason, and no wrong layer is "
+        "called converged. (The values that `conditions` needs were measured on such families with "
+        "other seeds, so that the first part only tests that they generalise.)"
     ),
     rule=(
         f"Of the noiseless layers that meet all conditions at least {SHARE:.0%} are found, every "
