@@ -75,6 +75,8 @@ def test_what_changes_a_value_changes_the_version(digest, old, new):
     [
         ("RULE = 0.1", "RULE = 0.2"),
         ('"small"', '"tiny"'),
+        ("import Check, Measured", "import Check, Measured, grid"),
+        ("import math as numbers", "import math as numbers, os"),
         ("a comment", "another"),
         ("LEVEL = 3\n", "LEVEL = 3\nOTHER = 5\n"),
     ],

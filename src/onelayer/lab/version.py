@@ -57,9 +57,10 @@ def _is_shared(name: str) -> bool:
 def _reached(path: Path, name: str) -> Iterator[str]:
     """The top-level statements of a file that a definition in it depends on."""
     statements: dict[str, list[ast.stmt]] = {}
-    for node in ast.parse(path.read_text("utf-8")).body:
-        for bound in _bound_names(node):
-            statements.setdefault(bound, []).append(node)
+    for statement in ast.parse(path.read_text("utf-8")).body:
+        for node in _split_import(statement):
+            for bound in _bound_names(node):
+                statements.setdefault(bound, []).append(node)
     waiting, seen = [name], {name}
     while waiting:
         for node in statements.get(waiting.pop(), []):
@@ -67,6 +68,13 @@ def _reached(path: Path, name: str) -> Iterator[str]:
             used = _names([node]) - seen
             waiting += sorted(used)
             seen |= used
+
+
+def _split_import(node: ast.stmt) -> list[ast.stmt]:
+    """An import of several names as imports of one: names that are not used do not count."""
+    if isinstance(node, ast.ImportFrom):
+        return [ast.ImportFrom(node.module, [name], node.level) for name in node.names]
+    return [ast.Import([name]) for name in node.names] if isinstance(node, ast.Import) else [node]
 
 
 def _bound_names(node: ast.stmt) -> set[str]:
