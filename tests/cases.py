@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from onelayer import AttentionLayer, inputs
 from onelayer.array import blocks
-from onelayer.array.backend import double, largest, like, to_numpy
+from onelayer.array.backend import double, like, to_numpy
 from onelayer.data import sources
 from onelayer.data.chunks import InMemory, Streamed
 from onelayer.heads import dense
-from onelayer.recovery import whitening
+from onelayer.recovery.examples import block, bytes_in_block, hold, whiten
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.phases import examples
+from onelayer.recovery.validation import ValidatedExamples
 from onelayer.recovery.whitening import Whitening
 from onelayer.span import Span
 
@@ -55,7 +56,7 @@ class Case:
         scale = float(np.mean(self.Y[there] ** 2)) ** 0.5 or 1.0
         X, Y = (like(xp_array(one), double(xp_array(self.X))) for one in (self.X, self.Y))
         frame = frame_as_it_is(X, Y, scale, self.causal, self.bias)
-        return frame.whitened(X, Y, mask)
+        return hold(frame, *frame.apply(X, Y, mask))
 
     def fit(self, xp_array=np.asarray, per_block=1000, memory_budget=None):
         """The reduced fit at the attention matrices, so many examples to a block.
@@ -67,7 +68,7 @@ class Case:
         theta = like(dense.pack(self.attention, self.key_bias), posed.X)
         n = posed.examples
         cuts = [slice(start, min(n, start + per_block)) for start in range(0, n, per_block)]
-        parts = tuple(posed._block(cut) for cut in cuts)
+        parts = tuple(block_of(posed, cut) for cut in cuts)
         spread = (
             InMemory((parts,)) if memory_budget is None else read_anew([(part,) for part in parts])
         )
@@ -212,30 +213,43 @@ def frame_as_it_is(X, Y, scale=1.0, causal=False, bias=False):
     return Whitening(*shape, whole, bias, origin, matrix, None, mean, scale)
 
 
+def given(X, Y, mask=None, source=sources.in_memory):
+    """Examples as `recover` has them after validation; `source` says where they live."""
+    return ValidatedExamples.of(source(X, Y, mask))
+
+
+def whitened(X, Y, mask=None, causal=False, bias=False):
+    """Whitened examples in memory."""
+    return whiten(given(X, Y, mask), causal, bias, hold_all=True)
+
+
+def block_of(posed, part):
+    """Some of whitened examples in memory, as one block."""
+    return block(posed, *(None if one is None else one[part, ...] for one in posed.arrays))
+
+
+def with_outputs(posed, Y):
+    """Whitened examples in memory with other outputs."""
+    return hold(posed, posed.X, Y, posed.mask)
+
+
 def gathered(X, Y, held_out=(), source=sources.in_memory, **options):
     """Examples for the phases, which find their whitening; `source` says where they live."""
-    scales = whitening.scales_of((largest(X), largest(Y)))
     held_out = np.array(held_out, dtype=int)
-    return examples.gather(source(X, Y, None), scales, held_out, **options)
+    return examples.gather(given(X, Y, None, source), held_out, **options)
 
 
 def as_they_are(X, Y, held_out=()):
     """Examples for the phases in the coordinates in which they are given."""
-    (n, tokens, _), out_dim = X.shape, Y.shape[2]
-    spread = whitening.StreamedExamples(
-        **vars(frame_as_it_is(X, Y)),
-        source=sources.in_memory(X, Y, None),
-        device=None,
-        held_out=np.array(held_out, dtype=int),
-        order=np.arange(0),
-        equations=(n - len(held_out)) * tokens * out_dim,
-    )
-    return examples.Examples(spread)
+    spread = hold(frame_as_it_is(X, Y), X, Y, None)
+    held_out = np.array(held_out, dtype=int)
+    equations = (len(X) - len(held_out)) * X.shape[1] * Y.shape[2]
+    return examples.Examples(replace(spread, held_out=held_out, equations=equations))
 
 
 def tokens_and_outputs(source):
     """The arrays that examples in memory were given as."""
-    (chunk,) = source.spread.source.chunks.values
+    (chunk,) = source.spread.source.chunks.collect()
     return chunk.arrays[:2]
 
 
@@ -246,7 +260,7 @@ def in_small_blocks(monkeypatch, block_bytes):
 
 def in_blocks_of(monkeypatch, count, source):
     """Let a block of some examples for the phases be of so many of them."""
-    per_example = whitening.bytes_in_block(source.tokens, source.dim, source.out_dim)
+    per_example = bytes_in_block(source.tokens, source.dim, source.out_dim)
     in_small_blocks(monkeypatch, count * per_example)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from onelayer.array import backend, blocks
 from onelayer.array.backend import Array
+from onelayer.array.moments import Moments, moments
 from onelayer.array.rounding import COARSEST, rounding
 
 Matrix: TypeAlias = np.ndarray[Any, Any]
@@ -32,50 +33,6 @@ _LEAST_SPREAD = 1e-7
 _ROUNDINGS = 3.0
 _CONSTANT = 1e-12  # columns that vary by less than this share of their size are constant
 _NOTHING = 1e-10  # as is what the mean has outside of the span
-
-
-@dataclass(frozen=True, eq=False)
-class Moments:
-    """Sums over tokens: how many, their mean (d,), and their scatter about it, (d, d) or (d,)."""
-
-    rows: int
-    mean: Array
-    scatter: Array
-
-    def __add__(self, other: Moments) -> Moments:
-        """Those of both: scatters about the common mean (Chan, Golub and LeVeque 1983)."""
-        rows = self.rows + other.rows
-        if not rows:
-            return self
-        share = other.rows / rows
-        apart = other.mean - self.mean
-        square = apart * apart if self.scatter.ndim == 1 else apart[:, None] * apart[None, :]
-        between = self.rows * share * square
-        return Moments(rows, self.mean + share * apart, self.scatter + other.scatter + between)
-
-
-def moments(tokens: Array, there: Array | None = None, by_column: bool = False) -> Moments:
-    """Moments of tokens (.., d) in float64; those that are not `there` (..) do not count.
-
-    With `by_column` the scatter is that of every column alone, (d,).
-    """
-    xp = backend.namespace(tokens)
-    flat = xp.reshape(tokens, (-1, tokens.shape[-1]))
-    if there is None:
-        rows = int(flat.shape[0])
-        mean = xp.sum(flat, axis=0) / max(rows, 1)
-        centred, counted = flat - mean, None
-    else:
-        counted = xp.astype(xp.reshape(there, (-1, 1)), flat.dtype)
-        rows = round(float(xp.sum(counted)))
-        mean = xp.sum(flat * counted, axis=0) / max(rows, 1)
-        centred = (flat - mean) * counted
-    # Once more: large means leave rounding errors that would count as a spread.
-    rest = xp.sum(centred, axis=0) / max(rows, 1)
-    mean, centred = mean + rest, centred - (rest if counted is None else rest * counted)
-    if by_column:
-        return Moments(rows, mean, xp.sum(centred * centred, axis=0))
-    return Moments(rows, mean, backend.transpose(centred) @ centred)
 
 
 @dataclass(frozen=True, eq=False)

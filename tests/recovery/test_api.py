@@ -646,7 +646,7 @@ def test_reasons_have_remedies_exactly_where_something_is_wrong(reason):
             None,
             np.ones((5, 2, 3)),
             ValueError,
-            "X has 4 examples, but Y has 5: expected one output an example",
+            "Y has 5 rows, expected 4: one for each example of X",
         ),
         (
             None,

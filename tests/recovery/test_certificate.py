@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from onelayer import AttentionLayer, inputs
 from onelayer.recovery import certificate
+from onelayer.recovery.examples import hold
 
 DELTA = 0.05
 
@@ -25,7 +26,7 @@ def solved(n=60, tokens=3, masked=False, causal=False, noise=0.0, **options):
 def certify(case, held_out, rank=None, seed=0):
     """The certificate of the case's fit, judged on other examples of the same layer."""
     posed = case.problem()
-    others = posed.transform.whitened(held_out.X, held_out.Y, held_out.mask)
+    others = hold(posed, *posed.apply(held_out.X, held_out.Y, held_out.mask))
     rng = np.random.default_rng(seed)
     return certificate.certify(case.fit(), posed, others, rank, 0.0, rng)
 

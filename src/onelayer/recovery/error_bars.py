@@ -34,11 +34,12 @@ from onelayer.array.backend import Array
 from onelayer.data.chunks import InMemory
 from onelayer.heads.dense import flat_tokens
 from onelayer.recovery.equal_rows import DECIMALS, row_keys
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.gauss_newton import jacobian, varpro
 from onelayer.recovery.gauss_newton.batches import Rows, map_blocks
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.sensitivity import Sensitivity, sensitivity
-from onelayer.recovery.whitening import AnyExamples, Whitening
+from onelayer.recovery.whitening import Whitening
 
 Values: TypeAlias = np.ndarray[Any, Any]
 
@@ -70,7 +71,7 @@ class ErrorBars:
 
 def error_bars(
     fit: Fit,
-    fitted: AnyExamples,
+    fitted: WhitenedExamples,
     rank: int | None,
     rounding: float,
     rng: np.random.Generator,
@@ -103,7 +104,7 @@ def error_bars(
 
 
 def _at_most(
-    fit: Fit, few: Fit, fitted: AnyExamples, response: Sensitivity, noise: float
+    fit: Fit, few: Fit, fitted: WhitenedExamples, response: Sensitivity, noise: float
 ) -> ErrorBars:
     """Bars if all noise were in the direction that is determined worst."""
     transform, (least, most) = fitted.transform, response.extremes
@@ -128,7 +129,7 @@ def _at_most(
 def _by_draws(
     fit: Fit,
     few: Fit,
-    fitted: AnyExamples,
+    fitted: WhitenedExamples,
     rank: int | None,
     response: Sensitivity,
     noise: float,
@@ -159,7 +160,7 @@ def _by_draws(
     return ErrorBars(attention_bars(directions), projection_bars, nested, noise, smallest)
 
 
-def _copies(fitted: AnyExamples) -> float:
+def _copies(fitted: WhitenedExamples) -> float:
     """How often a row occurs, on average: 1 unless tokens or examples are repeated.
 
     Rows with equal queries and outputs have equal noise, and count once.
@@ -176,7 +177,11 @@ def _copies(fitted: AnyExamples) -> float:
 
 
 def _thinned(
-    fit: Fit, fitted: AnyExamples, rank: int | None, copies: float, enough: tuple[float, float, int]
+    fit: Fit,
+    fitted: WhitenedExamples,
+    rank: int | None,
+    copies: float,
+    enough: tuple[float, float, int],
 ) -> Fit:
     """The same heads on no more examples than it takes to judge how well they are determined.
 
@@ -199,7 +204,7 @@ def _thinned(
     return varpro.fit(few.batches(fit.heads), fit.theta)
 
 
-def _scale(fit: Fit, few: Fit, fitted: AnyExamples, rank: int | None) -> float:
+def _scale(fit: Fit, few: Fit, fitted: WhitenedExamples, rank: int | None) -> float:
     """By how much errors from few examples exceed those from all, inverted.
 
     The mean of an inverse of N random equations in p unknowns is as 1 / (N - p).
@@ -210,7 +215,7 @@ def _scale(fit: Fit, few: Fit, fitted: AnyExamples, rank: int | None) -> float:
     return float(((few.batches.equations - unknowns) / (fit.batches.equations - unknowns)) ** 0.5)
 
 
-def _noise(few: Fit, fitted: AnyExamples, rank: int | None, thinned: bool) -> float:
+def _noise(few: Fit, fitted: WhitenedExamples, rank: int | None, thinned: bool) -> float:
     """The noise that leaves such residuals; on few examples only the weights are fitted."""
     equations = few.batches.equations
     weights = int(few.weights.shape[0] * few.weights.shape[1])

@@ -7,11 +7,12 @@ import numpy as np
 from onelayer.array import backend
 from onelayer.data import chunks
 from onelayer.data.progress import Progress
+from onelayer.data.storage import Positions
 from onelayer.recovery import whitening
 from onelayer.recovery.diagnosis import copies, noise
+from onelayer.recovery.examples import WhitenedExamples, whiten
 from onelayer.recovery.options import Options
 from onelayer.recovery.validation import ValidatedExamples
-from onelayer.recovery.whitening import AnyExamples, Positions, WhitenedExamples
 
 # A twentieth of the examples is held out, or a fifth where examples are plenty, up to this many.
 MOST_HELD_OUT = 2000
@@ -21,7 +22,7 @@ _MOST_DRAWN = 4_000_000  # streamed examples: at most this many are ever sampled
 
 def split(
     examples: ValidatedExamples, options: Options, progress: Progress, rng: np.random.Generator
-) -> tuple[AnyExamples, WhitenedExamples]:
+) -> tuple[WhitenedExamples, WhitenedExamples]:
     """Training examples and held-out examples, whitened and in random order.
 
     Held-out examples are in memory. So are training examples that were given in memory and fit
@@ -35,20 +36,15 @@ def split(
     if source.chunks.in_memory and fits:
         (chunk,) = source.chunks.collect()
         training_at, held_out_at = copies.split(chunk, _held_out_count(examples, options), rng)
-        X, Y, mask = (whitening.place_or_none(one, device) for one in chunk.arrays)
-        whole = whitening.whiten(X, Y, mask, options.causal, options.bias)
+        whole = whiten(examples, options.causal, options.bias, device=device, hold_all=True)
         return whole.take(training_at), whole.take(held_out_at)
-    if source.chunks.in_memory:
-        source = source.in_pieces()
-    streamed = whitening.whiten_streamed(
-        source,
-        whitening.scales_of(examples.largest),
-        held_out=np.arange(0),
+    streamed = whiten(
+        examples.in_pieces(),
+        options.causal,
+        options.bias,
         order=_order(n, rng),
-        causal=options.causal,
-        bias=options.bias,
         device=device,
-        told=progress,
+        progress=progress,
     )
     return streamed.split(_held_out_count(examples, options))
 

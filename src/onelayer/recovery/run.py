@@ -10,18 +10,18 @@ import numpy as np
 
 from onelayer.array import backend
 from onelayer.array.rounding import Rounding, rounding
-from onelayer.recovery import whitening
 from onelayer.recovery.certificate import Certificate, certify
 from onelayer.recovery.diagnosis.advice import advice
 from onelayer.recovery.diagnosis.second_opinion import SecondOpinion
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.options import Options
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.result import Recovery
 from onelayer.recovery.strategies.search import Search
 from onelayer.recovery.trace import Log
-from onelayer.recovery.validation import ValidatedExamples
-from onelayer.recovery.whitening import AnyExamples, WhitenedExamples, Whitening
+from onelayer.recovery.validation import ValidatedExamples, without_padding
+from onelayer.recovery.whitening import Whitening
 
 _SHARP, _SHARP_TOLS = 1e-9, 1e3  # error bars below this, or this many times `tol`, are small enough
 _ROUNDED = 1000  # examples from which the rounding of the outputs is estimated
@@ -41,14 +41,16 @@ class RecoveryRun:
         """How the outputs were rounded before they were given."""
         source = self.examples.source
         X, Y, mask = source.first(min(_ROUNDED, len(source)))
-        return rounding(whitening.without_padding(X, Y, mask)[1])
+        return rounding(without_padding(X, Y, mask)[1])
 
     def note(self, stage: str, note: str) -> None:
         """Write a row without a fit to the trace; an error of 1 is that of no layer at all."""
         heads = self.options.known_heads or 0
         self.log.write(stage, heads, self.examples.shape[0], 1.0, note=note)
 
-    def search(self, training: AnyExamples, held_out: WhitenedExamples, **extra: Any) -> Search:
+    def search(
+        self, training: WhitenedExamples, held_out: WhitenedExamples, **extra: Any
+    ) -> Search:
         """A search for the heads that explain the training examples."""
         return Search(
             training,

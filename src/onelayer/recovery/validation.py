@@ -1,4 +1,4 @@
-"""The door of `recover`: every argument checked before any work is done."""
+"""Checks of the arguments of `recover`, before any work is done."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, Literal
 from onelayer.array import backend, checks
 from onelayer.array.backend import Array
 from onelayer.data import sources
-from onelayer.data.chunks import Progress, no_progress
-from onelayer.data.sources import Chunk, Source
-from onelayer.recovery.whitening import counted, without_padding
+from onelayer.data.chunks import Chunk
+from onelayer.data.progress import Progress, no_progress
+from onelayer.data.sources import Source
+from onelayer.data.storage import Positions
 
 _LARGEST_TOL = 1e-3
 _LARGEST_ENTRY = 1e100  # of X, or one over it: beyond, scores are not representable
@@ -21,11 +22,21 @@ METHODS = ("auto", "refine", "sculpt")
 
 @dataclass(frozen=True, eq=False)
 class ValidatedExamples:
-    """Checked examples: a source of chunks (X, Y, mask), and what a look at all of them showed."""
+    """Checked examples: a source of chunks (X, Y, mask), and what a pass over them showed."""
 
     source: Source
-    largest: tuple[float, float]  # entries of X and Y
+    largest: tuple[float, float]  # absolute entries of X and of Y
     rows: int  # that are no padding
+
+    @classmethod
+    def of(cls, source: Source, progress: Progress = no_progress) -> ValidatedExamples:
+        """Examples of checked shapes and dtypes, from one pass that refuses infinite entries."""
+        found = source.chunks.map(_summary).reduce(_Summary.merge, progress)
+        for bad, name in zip(found.bad, ("X", "Y"), strict=True):
+            backend.refuse_infinite(bad, name)
+        alike = zip(source.samples[:2], found.single, strict=True)
+        X, Y = (sample if single else backend.double(sample) for sample, single in alike)
+        return cls(replace(source, samples=(X, Y, source.samples[2])), found.largest, found.rows)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -37,51 +48,19 @@ class ValidatedExamples:
     def masked(self) -> bool:
         return self.source.samples[2] is not None
 
+    def take(self, positions: Positions) -> ValidatedExamples:
+        """The examples at some positions, in memory."""
+        return self.of(sources.in_memory(*self.source.rows(positions)))
+
+    def in_pieces(self) -> ValidatedExamples:
+        """The same examples, worked on piece by piece if they are in memory."""
+        return replace(self, source=self.source.in_pieces())
+
 
 def examples(
-    X: Any, Y: Any, mask: Any, device: str | None = None, told: Progress = no_progress
+    X: Any, Y: Any, mask: Any, device: str | None = None, progress: Progress = no_progress
 ) -> ValidatedExamples:
-    """X, Y and the mask, checked, wherever they live; integers stay integers."""
-    for value, name in ((X, "X"), (Y, "Y"), (mask, "mask")):
-        sources.refuse_generator(value, name)
-    if any(sources.is_streamed(value) for value in (X, Y, mask)):
-        return _elsewhere(X, Y, mask, device, told)
-    X, Y = (backend.detached(backend.as_array(value, name)) for value, name in ((X, "X"), (Y, "Y")))
-    X = checks.plain_token_array(X)
-    Y = backend.as_device(checks.plain_token_array(Y, "Y"), X)
-    _check_alike(tuple(X.shape), tuple(Y.shape))
-    keys = checks.key_mask(mask, X)
-    there = without_padding(X, Y, keys)
-    largest = backend.largest(there[0]), backend.largest(there[1])
-    _check_size(largest[0])
-    return ValidatedExamples(sources.in_memory(X, Y, keys), largest, counted(X, keys))
-
-
-def _check_alike(X: tuple[int, ...], Y: tuple[int, ...]) -> None:
-    """Refuse outputs that do not belong to the inputs, and less than two examples."""
-    if Y[0] != X[0]:
-        raise ValueError(f"X has {X[0]} examples, but Y has {Y[0]}: expected one output an example")
-    if Y[1] != X[1]:
-        raise ValueError(
-            f"X has {X[1]} tokens of dimension {X[2]}, but Y has {Y[1]} rows: "
-            "expected one output row per token"
-        )
-    if X[0] < 2:
-        raise ValueError(
-            "X has 1 example, expected at least 2: one is held out for the certificate"
-        )
-
-
-def _check_size(largest: float) -> None:
-    if not (largest == 0 or 1 / _LARGEST_ENTRY < largest < _LARGEST_ENTRY):
-        raise ValueError(
-            f"X has entries up to {largest:.0e}, expected between {1 / _LARGEST_ENTRY:.0e} "
-            f"and {_LARGEST_ENTRY:.0e}: scale it"
-        )
-
-
-def _elsewhere(X: Any, Y: Any, mask: Any, device: str | None, told: Progress) -> ValidatedExamples:
-    """The same for examples that are read chunk by chunk, from one pass over them."""
+    """X, Y and the mask, checked in one pass, wherever they live; integers stay integers."""
     for value, name in ((X, "X"), (Y, "Y")):
         if value is None:
             raise TypeError(f"{name} is None, expected examples (n, tokens, dim)")
@@ -93,41 +72,49 @@ def _elsewhere(X: Any, Y: Any, mask: Any, device: str | None, told: Progress) ->
             "expected device=None: its workers compute where they are"
         )
     checked = source.chunks.map(_checked, source.lengths, source.samples[:2])
-    found = checked.map(_look).reduce(_Look.beside, told)
-    for bad, name in zip(found.bad, ("X", "Y"), strict=True):
-        backend.refuse_infinite(bad, name)
-    _check_size(found.largest[0])
-    alike = zip(source.samples[:2], found.single, strict=True)
-    wide = (sample if single else backend.double(sample) for sample, single in alike)
-    source = replace(source, chunks=checked, samples=(*wide, source.samples[2]))
-    return ValidatedExamples(source, found.largest, found.rows)
+    found = ValidatedExamples.of(replace(source, chunks=checked), progress)
+    largest, _ = found.largest
+    if not (largest == 0 or 1 / _LARGEST_ENTRY < largest < _LARGEST_ENTRY):
+        raise ValueError(
+            f"X has entries up to {largest:.0e}, expected between {1 / _LARGEST_ENTRY:.0e} "
+            f"and {_LARGEST_ENTRY:.0e}: scale it"
+        )
+    return found
 
 
 def _check_samples(source: Source) -> None:
-    """Refuse examples by one of them."""
-    X, Y, mask = source.samples
+    """Refuse examples by the shape and dtype of one of them."""
+    n, (X, Y, mask) = len(source), source.samples
     for sample, name in ((X, "X"), (Y, "Y")):
         backend.check_real(sample, name)
-        checks.token_shape((len(source), *sample.shape[1:]), name)
-    _check_alike((len(source), *X.shape[1:]), (len(source), *Y.shape[1:]))
+        checks.token_shape((n, *sample.shape[1:]), name)
+    if Y.shape[1] != X.shape[1]:
+        raise ValueError(
+            f"X has {X.shape[1]} tokens of dimension {X.shape[2]}, but Y has {Y.shape[1]} rows: "
+            "expected one output row per token"
+        )
+    if n < 2:
+        raise ValueError(
+            "X has 1 example, expected at least 2: one is held out for the certificate"
+        )
     if mask is not None and mask.shape[1:] != X.shape[1:2]:
         raise ValueError(
-            f"mask has rows of shape {tuple(mask.shape[1:])}, expected {tuple(X.shape[1:2])}: "
+            f"mask has shape {(n, *mask.shape[1:])}, expected {(n, int(X.shape[1]))}: "
             "one entry per token of X"
         )
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What a chunk, or several, showed."""
+class _Summary:
+    """What some chunks showed."""
 
     bad: tuple[int, int]  # entries of X and Y that are not finite
     largest: tuple[float, float]
     single: tuple[bool, bool]  # whether all are float32
     rows: int
 
-    def beside(self, other: _Look) -> _Look:
-        return _Look(
+    def merge(self, other: _Summary) -> _Summary:
+        return _Summary(
             (self.bad[0] + other.bad[0], self.bad[1] + other.bad[1]),
             (max(self.largest[0], other.largest[0]), max(self.largest[1], other.largest[1])),
             (self.single[0] and other.single[0], self.single[1] and other.single[1]),
@@ -136,12 +123,12 @@ class _Look:
 
 
 def _checked(chunk: Chunk, length: int, samples: tuple[Array, Array]) -> Chunk:
-    """A chunk with X, Y and its mask alike in kind, refused as in memory where they cannot be."""
+    """A chunk with X, Y and its mask in the kind of the first X, refused if they cannot be."""
     X, Y, mask = chunk.arrays
     for array, sample, name in zip((X, Y), samples, ("X", "Y"), strict=True):
         backend.check_real(array, name)
         expected = (length, *sample.shape[1:])
-        if tuple(array.shape) != expected:  # a Dask array may be wrong about what it will be
+        if tuple(array.shape) != expected:  # a Dask array may have other chunks than it says
             raise ValueError(
                 f"{name} has a chunk of shape {tuple(array.shape)} at example {chunk.start}, "
                 f"expected {expected}"
@@ -150,18 +137,35 @@ def _checked(chunk: Chunk, length: int, samples: tuple[Array, Array]) -> Chunk:
     return Chunk(chunk.start, (X, Y, checks.key_mask(mask, X, start=chunk.start)))
 
 
-def _look(chunk: Chunk) -> _Look:
+def _summary(chunk: Chunk) -> _Summary:
     X, Y, mask = chunk.arrays
     single = _is_single(X), _is_single(Y)
     bad = backend.count_infinite(X), backend.count_infinite(Y)
     if any(bad):
-        return _Look(bad, (0.0, 0.0), single, 0)
+        return _Summary(bad, (0.0, 0.0), single, 0)
     X, Y = without_padding(X, Y, mask)
-    return _Look(bad, (backend.largest(X), backend.largest(Y)), single, counted(X, mask))
+    return _Summary(bad, (backend.largest(X), backend.largest(Y)), single, counted(X, mask))
 
 
 def _is_single(array: Array) -> bool:
     return bool(array.dtype == backend.namespace(array).float32)
+
+
+def without_padding(X: Array, Y: Array, mask: Array | None) -> tuple[Array, Array]:
+    """X and Y with zeros in place of padding, whose entries may be anything."""
+    if mask is None:
+        return X, Y
+    xp = backend.namespace(X)
+    there = mask[:, :, None]
+    return xp.where(there, X, xp.zeros_like(X)), xp.where(there, Y, xp.zeros_like(Y))
+
+
+def counted(X: Array, mask: Array | None) -> int:
+    """The number of rows that are no padding."""
+    if mask is None:
+        return int(X.shape[0] * X.shape[1])
+    xp = backend.namespace(mask)
+    return int(xp.sum(xp.astype(mask, xp.int64)))
 
 
 def number_of_heads(heads: Any) -> int | Literal["auto"]:

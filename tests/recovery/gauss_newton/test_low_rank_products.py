@@ -1,11 +1,10 @@
 import numpy as np
 import pytest
-from cases import random_mask, solved_case
+from cases import random_mask, solved_case, whitened
 
 from onelayer import AttentionLayer, inputs
 from onelayer.array.backend import to_numpy
 from onelayer.heads import low_rank
-from onelayer.recovery import whitening
 from onelayer.recovery.gauss_newton import jacobian, varpro
 
 
@@ -36,7 +35,7 @@ def test_products_of_low_rank_are_those_of_whole_matrices(xp_array, bias, masked
 def test_products_of_low_rank_where_queries_are_not_keys(xp_array):
     layer = AttentionLayer.random(heads=3, dim=9, rank=2, seed=1)
     X = inputs.gaussian(40, 3, 9, seed=2) + 3.0
-    posed = whitening.whiten(xp_array(X), xp_array(layer(X) + X), None, False, False)
+    posed = whitened(xp_array(X), xp_array(layer(X) + X), None, False, False)
     assert posed.offset is not None
     fit = varpro.fit(posed.batches(3), posed.heads_of(layer))
     tangent = low_rank.tangent(fit.theta, 9, 2)

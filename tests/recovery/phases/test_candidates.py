@@ -4,13 +4,14 @@ import math
 import numpy as np
 import oracles
 import pytest
+from cases import block_of, whitened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onelayer import AttentionLayer, inputs
 from onelayer.array.backend import namespace, to_numpy
 from onelayer.heads import dense
-from onelayer.recovery import whitening
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.phases import candidates
 from onelayer.recovery.phases.candidates import SolveCandidates
@@ -35,7 +36,7 @@ def posed_layer(seed=0, heads=2, n=400, dim=4, tokens=3, xp_array=np.asarray):
     """A random layer's examples, fitted and other ones, the hull of its heads, where they are."""
     layer = AttentionLayer.random(heads=heads, dim=dim, scale=3.0, seed=seed)
     X = inputs.gaussian(n, tokens, dim, seed=seed + 1)
-    whole = whitening.whiten(xp_array(X), xp_array(layer(X)), None, False, False)
+    whole = whitened(xp_array(X), xp_array(layer(X)), None, False, False)
     root = np.linalg.inv(to_numpy(whole.whitening))
     heads_there = (root @ layer.attention @ root).reshape(heads, -1)
     hull, coordinates = space_through(heads_there)
@@ -47,7 +48,7 @@ def noise_problem(seed, heads, n=14, dim=2, xp_array=np.asarray):
     rng = np.random.default_rng(seed)
     X, Y = rng.standard_normal((n, 3, dim)), rng.standard_normal((n, 3, 2))
     points = rng.standard_normal((heads, dim * dim))
-    posed = whitening.whiten(xp_array(X), xp_array(Y), None, False, False)
+    posed = whitened(xp_array(X), xp_array(Y), None, False, False)
     return posed, *space_through(points)
 
 
@@ -178,8 +179,8 @@ def test_losses_do_not_depend_on_how_tuples_and_examples_are_cut(monkeypatch):
     tuples = np.array(list(itertools.combinations(range(9), 2)))
     whole = candidates.losses(hull, points, tuples, posed)
     monkeypatch.setattr(candidates, "_CHUNK_BYTES", 5 * 8 * 4 * 4)
-    parts = [posed._block(slice(start, start + 7)) for start in range(0, 40, 7)]
-    monkeypatch.setattr(whitening.WhitenedExamples, "blocks", lambda posed, heads: tuple(parts))
+    parts = [block_of(posed, slice(start, start + 7)) for start in range(0, 40, 7)]
+    monkeypatch.setattr(WhitenedExamples, "blocks", lambda posed, heads: tuple(parts))
     np.testing.assert_allclose(candidates.losses(hull, points, tuples, posed), whole, rtol=1e-9)
 
 

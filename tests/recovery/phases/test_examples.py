@@ -1,7 +1,7 @@
 import cases
 import numpy as np
 import pytest
-from cases import as_they_are, in_blocks_of, in_small_blocks
+from cases import as_they_are, in_blocks_of, in_small_blocks, whitened
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +9,6 @@ from onelayer import AttentionLayer, inputs
 from onelayer.array import blocks
 from onelayer.array.backend import namespace, to_numpy
 from onelayer.data import sources
-from onelayer.recovery import whitening
 
 NONE = np.array([], dtype=int)
 
@@ -64,7 +63,7 @@ def test_whitening_is_that_of_a_problem_with_the_same_examples(xp_array, held_ou
     X, Y = drawn()
     source = gathered(X, Y, held_out, as_array=xp_array)
     rest = kept(50, held_out)
-    posed = whitening.whiten(X[rest], Y[rest], None, False, False)
+    posed = whitened(X[rest], Y[rest], None, False, False)
     assert namespace(source.whitening) is namespace(xp_array(X))
     np.testing.assert_allclose(to_numpy(source.whitening), posed.whitening, rtol=0, atol=1e-12)
     assert scale_of(source) == pytest.approx(posed.output_scale, rel=1e-12)
@@ -308,6 +307,6 @@ def test_a_problem_holds_the_whitened_rows(xp_array, index):
 def test_a_problem_of_all_examples_is_the_one_that_is_posed():
     X, Y = drawn()
     mine = gathered(X, Y).problem(np.arange(50))
-    theirs = whitening.whiten(X, Y, None, False, False)
+    theirs = whitened(X, Y, None, False, False)
     np.testing.assert_allclose(mine.X, theirs.X, rtol=0, atol=1e-12)
     np.testing.assert_allclose(mine.Y, theirs.Y, rtol=0, atol=1e-12)

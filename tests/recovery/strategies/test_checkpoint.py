@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import solved_case
+from cases import solved_case, whitened
 
 from onelayer import AttentionLayer, inputs, recover
 from onelayer.array.backend import to_numpy
 from onelayer.io import safetensors_files
-from onelayer.recovery import whitening
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.strategies import checkpoint
@@ -106,7 +105,7 @@ def test_a_full_disk_is_no_reason_to_give_up(path, monkeypatch):
 def test_the_way_back_to_whitened_coordinates(xp_array, bias):
     layer, X, Y = examples(bias=bias)
     X = X * [1.0, 2.0, 0.5, 3.0]
-    posed = whitening.whiten(xp_array(X), xp_array(Y), None, False, bias)
+    posed = whitened(xp_array(X), xp_array(Y), None, False, bias)
     fit = varpro.fit(posed.batches(2), posed.heads_of(layer))
     back = posed.heads_of(posed.layer(fit.theta, fit.weights))
     np.testing.assert_allclose(to_numpy(back), to_numpy(fit.theta), atol=1e-12)

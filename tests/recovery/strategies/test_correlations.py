@@ -5,14 +5,13 @@ from dataclasses import replace
 import numpy as np
 import oracles
 import pytest
-from cases import flat, random_case, random_mask, read_anew, small_cases
+from cases import flat, random_case, random_mask, read_anew, small_cases, whitened
 from hypothesis import given, settings
 
 from onelayer import AttentionLayer, Reason, inputs, recover
 from onelayer.array.backend import like, to_numpy
 from onelayer.data import chunks
 from onelayer.heads import dense
-from onelayer.recovery import whitening
 from onelayer.recovery.gauss_newton import jacobian
 from onelayer.recovery.strategies import correlations
 
@@ -107,7 +106,7 @@ def test_padding_is_in_no_correlation():
     X, Y = rng.standard_normal((2, 30, 4, 3))
     mask = random_mask(rng, 30, 4)
     filled = np.where(mask[:, :, None], X, 1e3)
-    cuts = [whitening.whiten(x, Y, mask, False, False).batches(1) for x in (X, filled)]
+    cuts = [whitened(x, Y, mask, False, False).batches(1) for x in (X, filled)]
     spans = [correlations.span(one, 1, np.random.default_rng(1)) for one in cuts]
     np.testing.assert_allclose(spans[0].strengths, spans[1].strengths, rtol=1e-6)
 
@@ -175,7 +174,7 @@ def test_heads_are_drawn_within_the_span(xp_array):
 def test_the_heads_of_a_layer_are_in_the_span(bias, where):
     layer = AttentionLayer.random(heads=3, dim=12, rank=3, scale=2.0, seed=0, bias=bias)
     X = getattr(inputs, where)(4000, 4, 12, seed=1)
-    posed = whitening.whiten(X, layer(X), None, False, bias)
+    posed = whitened(X, layer(X), None, False, bias)
     span = correlations.span(posed.batches(3), 3, np.random.default_rng(0))
     assert (np.diff(span.strengths) <= 0).all()
     heads = dense.flatten(posed.heads_of(layer), 12)

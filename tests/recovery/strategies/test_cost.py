@@ -4,8 +4,9 @@ from cases import random_case
 
 from onelayer import AttentionLayer, inputs, recover
 from onelayer.data import sources
-from onelayer.recovery import whitening
+from onelayer.recovery.examples import whiten
 from onelayer.recovery.strategies import cost
+from onelayer.recovery.validation import ValidatedExamples
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_examples_that_stay_elsewhere_take_no_memory_here():
     case = random_case(0, n=4000, dim=4, heads=2)
     source = sources.in_memory(case.X, case.Y, None).in_pieces()
     positions = np.arange(4000)
-    spread = whitening.whiten_streamed(source, (1.0, 1.0), positions[:0], positions)
+    spread = whiten(ValidatedExamples.of(source), order=positions)
     here, there = (cost.plan(posed, 2, 20).bytes for posed in (case.problem(), spread))
     copies = 3 * 8 * 4000 * case.X.shape[1] * (4 + case.Y.shape[2])
     assert here - there == copies

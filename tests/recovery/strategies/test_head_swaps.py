@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import oracles
 import pytest
-from cases import missing_one, solved
+from cases import missing_one, solved, with_outputs
 
 from onelayer.array.backend import to_numpy
 from onelayer.heads import dense
@@ -97,6 +97,6 @@ def test_a_missing_head_takes_the_place_of_an_idle_one(xp_array, options, few):
 def test_nothing_is_repaired_where_nothing_is_missing():
     posed, _, true = missing_one()
     noise = np.random.default_rng(0).standard_normal(posed.Y.shape)
-    noisy = replace(posed, Y=posed.Y + 1e-3 * noise)
+    noisy = with_outputs(posed, posed.Y + 1e-3 * noise)
     fit = varpro.fit(noisy.batches(3), true)
     assert head_swaps.repaired(fit, missing(noisy, fit)) is None

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onelayer.array import backend
+from onelayer.data.storage import Positions
 from onelayer.recovery import whitening
 from onelayer.recovery.diagnosis import suspicions
 from onelayer.recovery.diagnosis.suspicions import Suspicion
+from onelayer.recovery.examples import WhitenedExamples, whiten
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.gauss_newton.levenberg_marquardt import FAST
 from onelayer.recovery.gauss_newton.stopping import StageOutcome
@@ -23,7 +25,6 @@ from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.strategies.search import Search
 from onelayer.recovery.strategies.small import Small
 from onelayer.recovery.validation import ValidatedExamples
-from onelayer.recovery.whitening import WhitenedExamples
 
 _ANOTHER_MODEL = {"axes", "not causal", "padding", "window", "positions", "unrelated"}
 _PREDICTED_BY = {
@@ -97,7 +98,7 @@ class SecondOpinion:
     def suspect(self) -> None:
         """Check the raw examples, once."""
         if self.suspicions is None:
-            X, Y, mask = self._some(_CHECKED)
+            X, Y, mask = self.examples.source.rows(self._positions(_CHECKED))
             self.suspicions = suspicions.suspicions(
                 backend.to_numpy(X).astype(float),
                 backend.to_numpy(Y).astype(float),
@@ -106,10 +107,9 @@ class SecondOpinion:
                 causal=self.causal,
             )
 
-    def _some(self, count: int) -> tuple[backend.Array | None, ...]:
-        """About `count` examples, evenly spaced."""
-        n = len(self.examples.source)
-        return self.examples.source.rows(np.unique(np.linspace(0, n - 1, count).astype(int)))
+    def _positions(self, count: int) -> Positions:
+        """Positions of about `count` examples, evenly spaced."""
+        return np.unique(np.linspace(0, len(self.examples.source) - 1, count).astype(int))
 
     def _trial(
         self, strategy: Small, outcome: StageOutcome, bias: bool, causal: bool
@@ -160,8 +160,8 @@ class SecondOpinion:
         problem = search.problem
         unknowns = whitening.unknowns(problem.dim, problem.out_dim, heads, search.rank, bias)
         count = int(_EQUATIONS * unknowns * problem.examples / problem.equations) + 20
-        X, Y, mask = (whitening.place_or_none(one, self.device) for one in self._some(count))
-        whole = whitening.whiten(X, Y, mask, causal, bias)
+        some = self.examples.take(self._positions(count))
+        whole = whiten(some, causal, bias, device=self.device, hold_all=True)
         order = search.rng.permutation(whole.examples)
         out = max(1, int(_HELD_OUT * whole.examples))
         return whole.take(order[out:]), whole.take(order[:out])

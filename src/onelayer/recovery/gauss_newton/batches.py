@@ -7,14 +7,14 @@ Otherwise the examples are read chunk by chunk, and it is computed again in ever
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.array.blocks import sum_over
-from onelayer.data.chunks import CHUNK_BYTES, Chunks, Streamed
+from onelayer.data.chunks import CHUNK_BYTES, Chunks
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -71,7 +71,7 @@ class Batches:
         held = self.persist(map_blocks(_in_single, self.chunks), 2 * self.dim + 1 + self.out_dim, 4)
         if held.in_memory and not self.chunks.in_memory:
             size = 4 * self.rows * numbers_per_row(heads, self.dim, self.tokens, self.out_dim)
-            return held if size <= self.memory_budget else recompute(held.collect())
+            return held if size <= self.memory_budget else held.recompute()
         return held
 
 
@@ -110,12 +110,3 @@ def groups(parts: tuple[Block, ...], size: int) -> list[tuple[Block, ...]]:
     """Blocks in groups, so that of `size` bytes computed from all a group has about a chunk."""
     step = max(1, len(parts) * CHUNK_BYTES // size)
     return [parts[i : i + step] for i in range(0, len(parts), step)]
-
-
-def recompute(groups: Sequence[tuple[Block, ...]]) -> Streamed[tuple[Block, ...]]:
-    """Blocks in memory as chunks from which everything is computed again in every pass."""
-
-    def read(positions: Sequence[int]) -> Iterator[tuple[Block, ...]]:
-        return (groups[i] for i in positions)
-
-    return Streamed(read, tuple(range(len(groups))))

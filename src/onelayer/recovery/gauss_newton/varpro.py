@@ -26,6 +26,7 @@ from functools import partial
 from onelayer.array import backend, linalg
 from onelayer.array.backend import Array
 from onelayer.heads import dense
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.gauss_newton.batches import (
     Batches,
     Block,
@@ -34,7 +35,6 @@ from onelayer.recovery.gauss_newton.batches import (
     map_blocks,
     sum_blocks,
 )
-from onelayer.recovery.whitening import WhitenedExamples
 
 # Relative to the mean eigenvalue of HᵀH: they keep the inverse finite when heads coincide.
 _RIDGE = 1e-13

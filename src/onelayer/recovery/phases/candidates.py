@@ -23,6 +23,7 @@ from onelayer.array import backend, threads
 from onelayer.array.backend import Array
 from onelayer.array.blocks import sum_over
 from onelayer.heads import dense
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.gauss_newton import jacobian, varpro
 from onelayer.recovery.gauss_newton.batches import Block
 from onelayer.recovery.gauss_newton.levenberg_marquardt import damped_search
@@ -36,7 +37,6 @@ from onelayer.recovery.phases.state import (
     Step,
 )
 from onelayer.recovery.reasons import Reason
-from onelayer.recovery.whitening import WhitenedExamples
 
 _RIDGE = 1e-8  # relative to the mean eigenvalue: neighbours on the grid have similar features
 _CHUNK_BYTES = 64 * 2**20  # of regressions that are solved at a time

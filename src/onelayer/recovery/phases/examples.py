@@ -1,6 +1,6 @@
 """The examples of the six phases: read block by block, wherever they are, never held at once.
 
-As in `problem`, tokens are whitened and outputs divided by their root mean square. On Boolean and
+Tokens are whitened and outputs divided by their root mean square. On Boolean and
 Gaussian inputs that changes next to nothing; tokens on the unit sphere grow to length √d, so that
 the phases meet all three kinds of input in the same units.
 """
@@ -13,19 +13,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onelayer.array import backend, blocks
+from onelayer.array import blocks
 from onelayer.array.backend import Array
 from onelayer.data.chunks import Progress, no_progress
 from onelayer.data.sources import Chunk, Source
-from onelayer.recovery import passes
-from onelayer.recovery.whitening import (
-    StreamedExamples,
-    WhitenedExamples,
-    Whitening,
-    bytes_in_block,
-    whiten_streamed,
-    without,
-)
+from onelayer.recovery.examples import Reader, WhitenedExamples, bytes_in_block, whiten
+from onelayer.recovery.validation import ValidatedExamples
 
 Result = TypeVar("Result")
 Work = Callable[[Array, Array], Result]
@@ -36,7 +29,7 @@ Merge = Callable[[Result, Result], Result]
 class Examples:
     """All examples but those that are held out, and how to read them."""
 
-    spread: StreamedExamples
+    spread: WhitenedExamples
     passing: Progress = no_progress  # told how far a pass is
 
     @property
@@ -69,16 +62,16 @@ class Examples:
         size = self._block_size()
         chosen = None if most is None or most >= len(source) else _evenly(len(source), size, most)
         some = source.chunks.pick(_with_some(source, size, chosen))
-        reading = _Reading(
-            self.spread.transform, self.spread.held_out, self.spread.device, size, chosen
-        )
-        shared = (reading, work, merge)
-        total: Result = passes.merged_over(some, _folded, merge, self.passing, *shared)
-        return total
+        reading = _Reading(self.spread.reader, size, chosen)
+
+        def on_block(chunk: Chunk, part: slice) -> Result:
+            return work(*reading.whitened(chunk, part))
+
+        return some.fold(reading.parts, on_block, merge, self.whitening, self.passing)
 
     def problem(self, positions: np.ndarray[Any, Any]) -> WhitenedExamples:
         """Some examples, by their ascending positions, held in memory for Gauss-Newton steps."""
-        return self.spread.at(positions)
+        return self.spread.take(positions)
 
     def positions(self, most: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
         """Random examples that are not held out, at most so many, ascending."""
@@ -99,9 +92,7 @@ class _Reading:
     Blocks are counted over all examples, so that the chosen ones are the same wherever these live.
     """
 
-    transform: Whitening
-    held_out: np.ndarray[Any, Any]
-    device: str | None
+    read: Reader
     size: int
     chosen: frozenset[int] | None
 
@@ -116,28 +107,9 @@ class _Reading:
         ]
 
     def whitened(self, chunk: Chunk, part: slice) -> tuple[Array, Array]:
-        """The tokens and outputs of a block, those held out left out."""
-        X, Y, _ = without(chunk.between(part.start, part.stop), self.held_out)
-        X, Y = (backend.place(one, self.device) for one in (X, Y))
-        found = self.transform.whitened(X, Y, None)
-        return found.X, found.Y
-
-
-def _folded(
-    chunk: Chunk,
-    reading: _Reading,
-    work: Work[Result],
-    merge: Merge[Result],
-    told: Progress = no_progress,
-) -> Result:
-    """The results of a chunk's blocks merged in their order."""
-    return passes.fold_and_tell(
-        reading.parts(chunk),
-        lambda part: work(*reading.whitened(chunk, part)),
-        merge,
-        reading.transform.whitening,
-        told,
-    )
+        """The tokens and outputs of a block, without those held out."""
+        X, Y, _ = self.read(chunk.between(part.start, part.stop))
+        return X, Y
 
 
 def _evenly(count: int, size: int, most: int) -> frozenset[int]:
@@ -157,15 +129,11 @@ def _with_some(source: Source, size: int, chosen: frozenset[int] | None) -> Sequ
 
 
 def gather(
-    source: Source,
-    scales: tuple[float, float],
+    given: ValidatedExamples,
     held_out: np.ndarray[Any, Any],
     device: str | None = None,
     passing: Progress = no_progress,
 ) -> Examples:
     """The examples with their whitening, from one pass over those that are not held out."""
-    nowhere = np.arange(0)
-    spread = whiten_streamed(
-        source, scales, held_out, order=nowhere, linear=True, device=device, told=passing
-    )
+    spread = whiten(given, linear=True, held_out=held_out, device=device, progress=passing)
     return Examples(spread, passing)

@@ -13,11 +13,11 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from onelayer.array.backend import Array
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.phases.examples import Examples
 from onelayer.recovery.phases.polytope import CLEAR_GAP, Polytope, Spectrum
 from onelayer.recovery.reasons import Reason
-from onelayer.recovery.whitening import WhitenedExamples
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
 

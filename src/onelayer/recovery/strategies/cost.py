@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.data import chunks
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.strategies.settings import Settings
-from onelayer.recovery.whitening import AnyExamples, WhitenedExamples
 
 _STEPS, _PRODUCTS = 50, 700
 _IN_FULL = 0.3  # share of steps that are fitted in float64, at twice the cost
@@ -24,24 +24,24 @@ _IN_MIXTURES = 0.5  # relative cost of a product on a CPU, where most use fewer 
 _TRIAL_ROWS = 2048
 
 
-def examples_for(problem: AnyExamples, equations: float, heads: int, rank: int | None) -> int:
+def examples_for(problem: WhitenedExamples, equations: float, heads: int, rank: int | None) -> int:
     """The number of examples that have this many equations per unknown."""
     per_example = problem.equations / problem.examples
     return math.ceil(equations * problem.unknowns(heads, rank) / per_example)
 
 
-def product_operations(problem: AnyExamples, examples: int, heads: int) -> float:
+def product_operations(problem: WhitenedExamples, examples: int, heads: int) -> float:
     """Floating point operations of a product with the Gauss-Newton matrix."""
     dim, out_dim = problem.dim, problem.out_dim
     return 4.0 * examples * problem.tokens * heads * dim * (dim + 2 * out_dim)
 
 
-def step_operations(problem: AnyExamples, heads: int) -> float:
+def step_operations(problem: WhitenedExamples, heads: int) -> float:
     """Floating point operations of the largest matrix product in a step."""
     return 2.0 * problem.examples * problem.tokens * problem.dim * (problem.dim * heads)
 
 
-def is_large(problem: AnyExamples, heads: int, rank: int | None, settings: Settings) -> bool:
+def is_large(problem: WhitenedExamples, heads: int, rank: int | None, settings: Settings) -> bool:
     """Whether steps are too expensive for random starts."""
     examples = examples_for(problem, settings.small.first_equations, heads, rank)
     operations = product_operations(problem, min(examples, problem.examples), heads)
@@ -63,13 +63,13 @@ class Plan:
         )
 
 
-def plan(problem: AnyExamples, heads: int, examples: int) -> Plan:
+def plan(problem: WhitenedExamples, heads: int, examples: int) -> Plan:
     """The plan of a search with this number of heads, and of examples in a step."""
     rows, features = examples * problem.tokens, heads * problem.dim
     # Beside steps: HᵀH and its inverse for two fits, and what it takes to find them; examples as
     # given, whitened, and in random order.
     size = 8 * 8.0 * features**2
-    if isinstance(problem, WhitenedExamples):
+    if problem.in_memory:
         size += 3 * 8.0 * problem.examples * problem.tokens * (problem.dim + problem.out_dim)
     size += max(_held_by_steps(problem, heads, count) for count in (examples, problem.examples))
     unit = 2.0 * rows * problem.dim * features  # tokens times a matrix for each head
@@ -81,7 +81,7 @@ def plan(problem: AnyExamples, heads: int, examples: int) -> Plan:
     return Plan(examples, size, operations * _seconds_per_operation(problem.whitening, features))
 
 
-def _held_by_steps(problem: AnyExamples, heads: int, examples: int) -> float:
+def _held_by_steps(problem: WhitenedExamples, heads: int, examples: int) -> float:
     """The bytes of features and projected tokens that are held; the rest is recomputed.
 
     Features of two fits in float64, and in float32; tokens in both.

@@ -12,10 +12,10 @@ import numpy as np
 from onelayer.array.backend import Array
 from onelayer.data.progress import Progress, no_progress
 from onelayer.heads import dense, low_rank
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.strategies import correlations
-from onelayer.recovery.whitening import AnyExamples
 
 _SCORE = 2.0  # first guess of the standard deviation of the scores of a missing head
 
@@ -35,7 +35,7 @@ def without_cheapest(fit: Fit) -> tuple[Array, int]:
 
 def missing(
     fit: Fit,
-    problem: AnyExamples,
+    problem: WhitenedExamples,
     rank: int | None,
     rng: np.random.Generator,
     progress: Progress = no_progress,

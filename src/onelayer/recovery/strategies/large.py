@@ -13,13 +13,13 @@ import math
 
 from onelayer.array.backend import Array
 from onelayer.heads import dense
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.gauss_newton import levenberg_marquardt
 from onelayer.recovery.gauss_newton.levenberg_marquardt import FAST, StepPolicy
 from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome, StoppingRule
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.strategies import correlations, cost, head_swaps
 from onelayer.recovery.strategies.small import Small
-from onelayer.recovery.whitening import AnyExamples
 
 
 class Large(Small):
@@ -89,7 +89,7 @@ class Large(Small):
         self,
         name: str,
         theta: Array,
-        problem: AnyExamples | None = None,
+        problem: WhitenedExamples | None = None,
         target: float | None = None,
     ) -> StageOutcome:
         """A stage that replaces a head whenever it is stuck, as long as that helps."""

@@ -9,7 +9,8 @@ import numpy as np
 from onelayer.array import backend, threads
 from onelayer.array.backend import Array
 from onelayer.heads import dense
-from onelayer.recovery import verdict, whitening
+from onelayer.recovery import verdict
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.gauss_newton.stopping import StageOutcome
 from onelayer.recovery.holdout import MOST_HELD_OUT
@@ -20,7 +21,6 @@ from onelayer.recovery.run import RecoveryRun
 from onelayer.recovery.strategies import cost, settings
 from onelayer.recovery.strategies.head_count import for_heads
 from onelayer.recovery.strategies.search import Search
-from onelayer.recovery.whitening import WhitenedExamples
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,7 @@ def begin(run: RecoveryRun) -> tuple[PhaseState, WhitenedExamples]:
     (n, *_), numbers = run.examples.shape, settings.DEFAULT.sculpt
     run.log.stage = "whitening"
     held_out = np.sort(run.rng.choice(n, min(max(2, n // 20), MOST_HELD_OUT), replace=False))
-    scales = whitening.scales_of(run.examples.largest)
-    source = examples.gather(
-        run.examples.source, scales, held_out, run.options.device, run.log.progress
-    )
+    source = examples.gather(run.examples, held_out, run.options.device, run.log.progress)
     other, unseen = source.problem(held_out[::2]), source.problem(held_out[1::2])
     heads = run.options.known_heads
     unknowns = other.unknowns(heads or 4, run.options.rank)

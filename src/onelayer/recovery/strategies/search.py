@@ -10,6 +10,7 @@ import numpy as np
 from onelayer.array.backend import Array
 from onelayer.heads import dense, low_rank
 from onelayer.recovery.diagnosis import noise
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.gauss_newton import levenberg_marquardt, varpro
 from onelayer.recovery.gauss_newton.batches import Block
 from onelayer.recovery.gauss_newton.levenberg_marquardt import SolverState
@@ -19,14 +20,13 @@ from onelayer.recovery.strategies import cost, settings
 from onelayer.recovery.strategies.checkpoint import Checkpointer
 from onelayer.recovery.strategies.settings import Settings
 from onelayer.recovery.trace import Log
-from onelayer.recovery.whitening import AnyExamples, WhitenedExamples
 
 
 @dataclass
 class Search:
     """Examples, tolerances, random numbers and budget of a search, and its effort so far."""
 
-    problem: AnyExamples  # the training examples
+    problem: WhitenedExamples  # the training examples
     held_out: WhitenedExamples
     rank: int | None
     tol: float
@@ -146,7 +146,7 @@ class Search:
     def _residual_examples(self, fit: Fit) -> tuple[list[Block], Sequence[Block]]:
         """Training and held-out examples whose residuals are tested; a sample if streamed."""
         others = (self.noise_examples or self.held_out).blocks(fit.heads)
-        if isinstance(self.problem, WhitenedExamples):
+        if self.problem.in_memory:
             return [block for chunk in fit.batches.chunks.collect() for block in chunk], others
         sample = self.problem.sample(self.settings.stage.residual_examples)
         return list(sample.blocks(fit.heads)), others

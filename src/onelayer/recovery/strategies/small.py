@@ -22,13 +22,13 @@ from typing import ClassVar, TypeAlias
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.heads import dense, low_rank
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.gauss_newton import levenberg_marquardt
 from onelayer.recovery.gauss_newton.levenberg_marquardt import CAUTIOUS, FAST, StepPolicy
 from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome, StoppingRule
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.strategies import cost, head_swaps
 from onelayer.recovery.strategies.search import Search
-from onelayer.recovery.whitening import AnyExamples, WhitenedExamples
 
 # Asked once about a first fit that explains too little. Returns a better outcome or the same one,
 # and whether the examples look like those of another model.
@@ -71,7 +71,7 @@ class Small:
         name: str,
         theta: Array,
         policy: StepPolicy = FAST,
-        problem: AnyExamples | None = None,
+        problem: WhitenedExamples | None = None,
         target: float | None = None,
         eager: bool = False,
     ) -> StageOutcome:

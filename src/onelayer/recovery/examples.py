@@ -1,0 +1,290 @@
+"""Whitened examples, wherever they live, and their blocks for Gauss-Newton steps.
+
+Examples in memory are whitened once. Others stay where they are and are whitened whenever they are
+read; a random sample of them can be brought to memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from onelayer.array import backend, blocks
+from onelayer.array.backend import Array
+from onelayer.array.moments import Moments, moments
+from onelayer.data import chunks, sources
+from onelayer.data.chunks import Chunk, InMemory
+from onelayer.data.progress import Progress, no_progress
+from onelayer.data.sources import Source
+from onelayer.data.storage import Positions
+from onelayer.heads.softmax import allowed_pairs
+from onelayer.recovery import whitening
+from onelayer.recovery.gauss_newton.batches import Batches, Block, groups, numbers_per_row
+from onelayer.recovery.validation import ValidatedExamples, counted, without_padding
+from onelayer.recovery.whitening import Whitening
+from onelayer.span import span
+
+_ROUNDED = 100  # examples by which it is decided how tokens were rounded
+_NONE = np.arange(0)
+
+Arrays: TypeAlias = tuple[Array, Array, Array | None]  # X, Y and the mask
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads chunks in whitened coordinates, without the examples that are held out."""
+
+    transform: Whitening
+    held_out: Positions
+    device: str | None
+    whitened: bool  # whether the chunks are in whitened coordinates already
+
+    def __call__(self, chunk: Chunk) -> Arrays:
+        X, Y, mask = chunk.without(self.held_out)
+        return (X, Y, mask) if self.whitened else self.transform.apply(X, Y, mask, self.device)
+
+
+@dataclass(frozen=True, eq=False)
+class WhitenedExamples(Whitening):
+    """Examples in whitened coordinates.
+
+    Attributes
+    ----------
+    source : Source
+        The examples: whitened if they are in memory, as given if not.
+    equations : int
+        The number of observed numbers.
+    order : array
+        Positions of examples in random order; of all, or of as many as are ever sampled.
+    held_out : array
+        Ascending positions of examples of the source that do not belong to these.
+    device : str or None
+        Where examples are moved to when they are read.
+    """
+
+    source: Source
+    equations: int
+    order: Positions
+    held_out: Positions
+    device: str | None
+
+    @property
+    def in_memory(self) -> bool:
+        return self.source.chunks.in_memory
+
+    @property
+    def examples(self) -> int:
+        return len(self.source) - len(self.held_out)
+
+    @property
+    def reader(self) -> Reader:
+        return Reader(self.transform, self.held_out, self.device, self.in_memory)
+
+    @property
+    def arrays(self) -> Arrays:
+        """X (n, k, d), Y (n, k, e) and the mask of whitened examples in memory."""
+        (chunk,) = self.source.chunks.collect()
+        X, Y, mask = chunk.arrays
+        return X, Y, mask
+
+    @property
+    def X(self) -> Array:
+        return self.arrays[0]
+
+    @property
+    def Y(self) -> Array:
+        return self.arrays[1]
+
+    @property
+    def mask(self) -> Array | None:
+        return self.arrays[2]
+
+    def take(self, positions: Positions) -> WhitenedExamples:
+        """The examples at some positions of the source, in their order, in memory."""
+        X, Y, mask = self.source.rows(positions)
+        if not self.in_memory:
+            X, Y, mask = self.apply(X, Y, mask, self.device)
+        return hold(self, X, Y, mask)
+
+    def sample(self, count: int) -> WhitenedExamples:
+        """Random examples, in memory."""
+        return self.take(self.order[:count])
+
+    def split(self, count: int) -> tuple[WhitenedExamples, WhitenedExamples]:
+        """All but `count` random examples, and these, in memory."""
+        out = self.sample(count)
+        rest = replace(
+            self,
+            equations=self.equations - out.equations,
+            order=self.order[count:],
+            held_out=np.union1d(self.held_out, self.order[:count]),
+        )
+        return rest, out
+
+    def blocks(self, heads: int) -> tuple[Block, ...]:
+        """Examples in memory in blocks; a single empty block if there are no examples."""
+        return _blocks(self, self.arrays, heads)
+
+    def batches(self, heads: int) -> Batches:
+        """The examples in blocks, chunk by chunk, held where they are if memory allows."""
+        budget = chunks.memory_budget(self.whitening)
+        shape = (self.examples, self.tokens, self.dim, self.out_dim, self.equations)
+        spread = self.source.chunks.map(_blocks_of_chunk, self.reader, heads)
+        batches = Batches(spread, *shape, self.constant, budget)
+        held = batches.persist(spread, self.query_dim + self.dim + self.out_dim + self.tokens)
+        numbers = numbers_per_row(heads, self.dim, self.tokens, self.out_dim)
+        size = 8 * self.examples * self.tokens * numbers
+        if held.in_memory and size > budget:  # what is computed from the blocks is not held
+            if self.in_memory:
+                (parts,) = held.collect()
+                held = InMemory(tuple(groups(parts, size)))
+            held = held.recompute()
+        return replace(batches, chunks=held)
+
+
+def hold(transform: Whitening, X: Array, Y: Array, mask: Array | None) -> WhitenedExamples:
+    """Whitened arrays as examples in memory."""
+    return WhitenedExamples(
+        **vars(transform.transform),
+        source=sources.in_memory(X, Y, mask),
+        equations=counted(X, mask) * transform.out_dim,
+        order=np.arange(X.shape[0]),
+        held_out=_NONE,
+        device=None,
+    )
+
+
+def _blocks_of_chunk(chunk: Chunk, reader: Reader, heads: int) -> tuple[Block, ...]:
+    return _blocks(reader.transform, reader(chunk), heads)
+
+
+def _blocks(transform: Whitening, arrays: Arrays, heads: int) -> tuple[Block, ...]:
+    X, Y, mask = arrays
+    # Sums over blocks have the square of the number of features: with smaller blocks, adding them
+    # would take most of the time.
+    size = max(blocks.block_bytes(X), 4 * (heads * transform.dim) ** 2)
+    per_example = 8 * transform.tokens * heads * (transform.dim + transform.tokens)
+    parts = list(blocks.slices(X.shape[0], per_example, size)) or [slice(0, 0)]
+    return tuple(
+        block(transform, X[part, ...], Y[part, ...], None if mask is None else mask[part, ...])
+        for part in parts
+    )
+
+
+def block(transform: Whitening, keys: Array, Y: Array, mask: Array | None) -> Block:
+    """Whitened examples as one block."""
+    xp = backend.namespace(keys)
+    outputs = xp.reshape(Y, (-1, transform.out_dim))
+    queries = transform.queries(keys)
+    allowed = allowed_pairs(mask, transform.causal, keys)
+    if mask is None:
+        return Block(queries, keys, outputs, allowed, None, transform.offset)
+    present = xp.astype(xp.reshape(mask, (-1, 1)), keys.dtype)
+    allowed = allowed & mask[:, :, None]
+    return Block(queries, keys, outputs * present, allowed, present, transform.offset)
+
+
+def whiten(
+    given: ValidatedExamples,
+    causal: bool = False,
+    bias: bool = False,
+    *,
+    linear: bool = False,
+    hold_all: bool = False,
+    order: Positions = _NONE,
+    held_out: Positions = _NONE,
+    device: str | None = None,
+    progress: Progress = no_progress,
+) -> WhitenedExamples:
+    """Examples in whitened coordinates, which are found in one pass over them.
+
+    Parameters
+    ----------
+    given : ValidatedExamples
+        The examples.
+    causal, bias : bool
+        Options of the layer.
+    linear : bool
+        Subtract nothing, so that queries, keys and values are the same.
+    hold_all : bool
+        Whiten all examples now, and hold them in memory. By default they are whitened whenever they
+        are read. Examples must be in memory.
+    order : array
+        Positions of examples in random order, from which samples are taken.
+    held_out : array
+        Ascending positions of examples that are left out.
+    device : str or None
+        Where examples are moved to when they are read.
+    progress : callable
+        Called with the share of the pass that is done.
+    """
+    source, scales = given.source, (given.largest[0] or 1.0, given.largest[1] or 1.0)
+    if hold_all:
+        (chunk,) = source.chunks.collect()
+        some = X, Y, mask = _on_device(chunk.arrays, device)
+        inputs, outputs = _moments(some, scales)
+    else:
+        inputs, outputs = _moments_of(source, scales, held_out, device, progress)
+        X, Y, mask = source.first(min(_ROUNDED, len(source)))
+    tokens, _ = without_padding(X, Y, mask)
+    found = span(inputs, tokens, scales[0])
+    transform = whitening.fit(found, outputs, scales[1], X.shape[1], causal, bias, linear)
+    if hold_all:
+        return hold(transform, *transform.apply(X, Y, mask))
+    return WhitenedExamples(
+        **vars(transform),
+        source=replace(source, chunks=source.chunks.recompute()),
+        equations=outputs.rows * transform.out_dim,
+        order=order,
+        held_out=held_out,
+        device=device,
+    )
+
+
+def _on_device(arrays: Sequence[Array | None], device: str | None) -> Arrays:
+    X, Y, mask = (None if one is None else backend.place(one, device) for one in arrays)
+    return X, Y, mask
+
+
+def _moments_of(
+    source: Source,
+    scales: tuple[float, float],
+    held_out: Positions,
+    device: str | None,
+    progress: Progress,
+) -> tuple[Moments, Moments]:
+    """Moments of tokens and outputs, from a pass over all examples but those held out."""
+    X, Y, _ = source.samples
+    per_example = bytes_in_block(X.shape[1], X.shape[2], Y.shape[2])
+    size = blocks.block_bytes(backend.place(X, device))
+
+    def parts(chunk: Chunk) -> list[slice]:
+        stop = chunk.start + len(chunk)
+        return list(blocks.slices(stop, per_example, size, chunk.start))
+
+    def work(chunk: Chunk, part: slice) -> tuple[Moments, Moments]:
+        some = chunk.between(part.start, part.stop).without(held_out)
+        return _moments(_on_device(some, device), scales)
+
+    return source.chunks.fold(parts, work, _merge, X, progress)
+
+
+def _moments(arrays: Arrays, scales: tuple[float, float]) -> tuple[Moments, Moments]:
+    """Moments of tokens, and of outputs column by column, over their scales."""
+    X, Y, mask = arrays
+    X, Y = without_padding(backend.double(X), backend.double(Y), mask)
+    return moments(X / scales[0], mask), moments(Y / scales[1], mask, by_column=True)
+
+
+def _merge(
+    first: tuple[Moments, Moments], second: tuple[Moments, Moments]
+) -> tuple[Moments, Moments]:
+    return first[0] + second[0], first[1] + second[1]
+
+
+def bytes_in_block(tokens: int, dim: int, out_dim: int) -> int:
+    """Working memory of one example: tokens, outputs, what is computed from them, k x k scores."""
+    return 8 * tokens * (2 * dim + 4 * out_dim + 6 * tokens)
