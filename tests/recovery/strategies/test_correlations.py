@@ -10,9 +10,12 @@ from hypothesis import given, settings
 
 from onelayer import AttentionLayer, Reason, inputs, recover
 from onelayer.array.backend import like, to_numpy
+from onelayer.array.blocks import sum_over
 from onelayer.data import chunks
 from onelayer.heads import dense
+from onelayer.heads.subspace import Subspace
 from onelayer.recovery.gauss_newton import jacobian
+from onelayer.recovery.gauss_newton.batches import map_blocks
 from onelayer.recovery.strategies import correlations
 
 VARIANTS = [{}, {"bias": True}, {"causal": True}, {"masked": True}, {"out_dim": 1}, {"tokens": 2}]
@@ -22,7 +25,7 @@ def parts_of(case, xp_array=np.asarray):
     """The parts of a case's examples, with its outputs as rows."""
     batches = case.problem(xp_array).batches(1)
     rows = batches.chunks.map(lambda blocks: tuple(block.outputs for block in blocks))
-    return flat(batches.chunks.map(correlations._parts, rows))
+    return flat(map_blocks(correlations._part, batches.chunks, rows))
 
 
 def tensor(case):
@@ -39,13 +42,15 @@ def test_products_are_those_of_the_tensor(xp_array, case):
     dim, out_dim = case.X.shape[2], case.Y.shape[2]
     rng = np.random.default_rng(0)
     projections = rng.standard_normal((2 * dim, out_dim))
-    found = correlations._heads_from(parts, like(projections, parts[0].rows))
+    given = like(projections, parts[0].rows)
+    found = sum_over(parts, lambda part: correlations._heads_from(part, given))
     expected = projections.reshape(2, -1) @ T.T
     size = max(1e-3, abs(expected).max())
     flat_heads = to_numpy(dense.flatten(found, dim))
     np.testing.assert_allclose(flat_heads, expected, atol=1e-5 * size, rtol=0)
     heads = rng.standard_normal(found.shape)
-    back = correlations._projections_from(parts, like(heads, parts[0].rows))
+    given = like(heads, parts[0].rows)
+    back = sum_over(parts, lambda part: correlations._projections_from(part, given))
     expected = dense.flatten(heads, dim) @ T
     size = max(1e-3, abs(expected).max())
     found_back = to_numpy(back).reshape(2, -1)
@@ -116,11 +121,11 @@ def test_padding_is_in_no_correlation():
 
 def some_span(xp_array=np.asarray, count=2, dim=3):
     basis, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((dim * dim, count)))
-    return correlations.Span(dim, xp_array(basis.T.copy()), np.ones(count))
+    return correlations.HeadSpan(dim, xp_array(basis.T.copy()), np.ones(count))
 
 
 def within(span):
-    return correlations.Within(span, inputs=chunks.InMemory(()))
+    return Subspace(span.dim, span.directions, chunks.InMemory(()))
 
 
 def test_directions_are_projected_on_the_span(xp_array):
@@ -142,7 +147,7 @@ def test_products_within_the_span_are_those_of_whole_matrices(xp_array, variant)
     case = random_case(3, **{"n": 25, "dim": 4, "heads": 3, **variant})
     fit = case.fit(xp_array, per_block=7)
     span = correlations.span(fit.batches, 2, np.random.default_rng(0))
-    allowed = correlations.within(span, fit.batches)
+    allowed = span.subspace(fit.batches)
     products = jacobian.jacobian(fit)
     direction = allowed.project(
         like(np.random.default_rng(1).standard_normal(fit.theta.shape), fit.theta)

@@ -25,8 +25,7 @@ pretrained transformer within one per cent of it.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,11 +34,11 @@ import numpy as np
 
 from onelayer.array import backend, krylov, linalg, threads
 from onelayer.array.backend import Array
-from onelayer.array.blocks import sum_over
-from onelayer.data.chunks import Chunks, InMemory
+from onelayer.data.chunks import InMemory
 from onelayer.data.progress import Progress, no_progress
-from onelayer.heads import dense
-from onelayer.recovery.gauss_newton.batches import Batches, Block, Rows
+from onelayer.heads import dense, subspace
+from onelayer.heads.subspace import Subspace
+from onelayer.recovery.gauss_newton.batches import Batches, Block, Rows, map_blocks, sum_blocks
 
 _SPARE = 4  # directions that the iteration carries beside those asked for
 _ROUNDS = 5
@@ -48,7 +47,7 @@ _RIDGE = 1e-10  # of the regression on tokens, relative to its mean eigenvalue
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
+class HeadSpan:
     """Heads that are combinations of orthonormal directions (count, p·d).
 
     `strengths` are the singular values of the directions, in descending order.
@@ -70,61 +69,23 @@ class Span:
         drawn = backend.like(coefficients, self.directions) @ self.directions
         return dense.unflatten(drawn, self.dim)
 
+    def subspace(self, batches: Batches) -> Subspace:
+        """The span as the space of steps on these examples.
 
-@dataclass(frozen=True, eq=False)
-class Within:
-    """Restricts steps to directions within a span.
-
-    `inputs` are the scores x_a D x_b for all directions D of the span, arrays (n, k, count, k)
-    block by block: changes of all scores are combinations of them.
-    """
-
-    span: Span
-    inputs: Rows
-
-    def project(self, direction: Array) -> Array:
-        """The nearest allowed direction to (p, m·d)."""
-        return self.lift(self._coefficients(direction))
-
-    def scores_jvp(self, direction: Array) -> Callable[..., Array]:
-        return partial(_combined_scores, coefficients=self._coefficients(direction))
-
-    def scores_vjp(self, _reference: Array) -> Callable[..., Array]:
-        return _coefficients_vjp
-
-    def lift(self, coefficients: Array) -> Array:
-        """(m, count) -> (p, m·d)."""
-        basis = backend.like(self.span.directions, coefficients)
-        return dense.unflatten(coefficients @ basis, self.span.dim)
-
-    def retract(self, theta: Array, direction: Array) -> tuple[Array, Within]:
-        """The moved heads; the span is flat, so directions stay the same."""
-        return theta + direction, self
-
-    def _coefficients(self, direction: Array) -> Array:
-        """(p, m·d) -> (m, count)."""
-        basis = backend.like(self.span.directions, direction)
-        return dense.flatten(direction, self.span.dim) @ backend.transpose(basis)
-
-
-def within(span: Span, batches: Batches) -> Within:
-    """The directions within a span, for steps on these examples.
-
-    Scores are always held: in float32 they take less memory than the examples.
-    """
-    scores = batches.in_single(int(span.directions.shape[0])).map(
-        _scores, backend.single(span.theta)
-    )
-    return Within(span, InMemory(tuple(scores.collect())))
+        Scores are always held: in float32 they take less memory than the examples.
+        """
+        blocks = batches.in_single(int(self.directions.shape[0]))
+        scores = map_blocks(partial(subspace.scores, theta=backend.single(self.theta)), blocks)
+        return Subspace(self.dim, self.directions, InMemory(tuple(scores.collect())))
 
 
 def span(
     batches: Batches,
     count: int,
     rng: np.random.Generator,
-    rows: Chunks[Any] | None = None,
+    rows: Rows | None = None,
     progress: Progress = no_progress,
-) -> Span:
+) -> HeadSpan:
     """The `count` strongest directions in what is not linear in the tokens, or in given rows.
 
     `rows` are tuples of arrays (n·k, e), block by block, such as the residuals of a fit.
@@ -133,7 +94,7 @@ def span(
     sample = batches.chunks.map(_sample).reduce(_first)
     query_dim, out_dim = sample.shape
     numbers = query_dim + batches.dim + batches.tokens + out_dim
-    parts = batches.persist(batches.chunks.map(_parts, rows), numbers, 4)
+    parts = batches.persist(map_blocks(_part, batches.chunks, rows), numbers, 4)
     size = batches.dim * min(sample.shape)  # there are no more directions
     spread = min(count + _SPARE, size)
     xp = backend.namespace(sample)
@@ -141,13 +102,13 @@ def span(
     def heads_from(projections: Array) -> Array:
         """(spread, d·e) -> (spread, p·d)."""
         projections = xp.reshape(projections, (-1, out_dim))
-        heads = parts.map(_heads_from, projections).reduce(operator.add)
-        return dense.flatten(heads, batches.dim)
+        theta = sum_blocks(partial(_heads_from, projections=projections), parts)
+        return dense.flatten(theta, batches.dim)
 
     def projections_from(heads: Array) -> Array:
         """(spread, p·d) -> (spread, d·e)."""
         theta = dense.unflatten(backend.like(heads, sample), batches.dim)
-        projections = parts.map(_projections_from, theta).reduce(operator.add)
+        projections = sum_blocks(partial(_projections_from, theta=theta), parts)
         return xp.reshape(projections, (spread, -1))
 
     start = rng.standard_normal((spread, batches.dim * out_dim))
@@ -160,41 +121,10 @@ def span(
             size // spread,
             progress,
         )
-    return Span(batches.dim, directions[:count, :], backend.to_numpy(strengths[:count]))
+    return HeadSpan(batches.dim, directions[:count, :], backend.to_numpy(strengths[:count]))
 
 
-# Within a span, for one chunk, a sequence of blocks
-
-
-def _scores(blocks: Sequence[Block], theta: Array) -> tuple[Array, ...]:
-    def of_block(block: Block) -> Array:
-        n, tokens, dim = block.keys.shape
-        shape = (n, tokens, dense.count(theta, dim), tokens)
-        return backend.namespace(theta).reshape(dense.scores(block, theta), shape)
-
-    return tuple(map(of_block, blocks))
-
-
-def _combined_scores(scores: Array, coefficients: Array) -> Array:
-    """How scores of all heads change along combinations of directions, (n, k·m, k)."""
-    n, tokens, _, _ = scores.shape
-    combined = coefficients @ backend.like(scores, coefficients)
-    shape = (n, tokens * coefficients.shape[0], tokens)
-    return backend.namespace(combined).reshape(combined, shape)
-
-
-def _coefficients_vjp(scores: Array, change: Array) -> Array:
-    """Inner products of changes of attention with the scores of the directions, (m, count)."""
-    xp, (n, tokens, _, _) = backend.namespace(change), scores.shape
-    change = xp.reshape(change, (n, tokens, change.shape[1] // tokens, tokens))
-    flat, against = (
-        xp.reshape(xp.permute_dims(one, (2, 0, 1, 3)), (one.shape[2], n * tokens**2))
-        for one in (change, backend.like(scores, change))
-    )
-    return flat @ backend.transpose(against)
-
-
-# For one chunk, a sequence of blocks. Products are in float32: only directions come from them.
+# For one block. Products are in float32: only directions come from them.
 
 
 @dataclass(frozen=True)
@@ -206,46 +136,29 @@ class _Part:
     others: Array  # (n, k, k), attention of every row to all other tokens alike
     rows: Array  # (n·k, e)
 
-    def attention(self, heads: int) -> Array:
-        """The same attention for all heads, (n, k·heads, k)."""
-        n, tokens, _ = self.others.shape
+    def features_jvp(self, rows: Array) -> Array:
+        """How features change with scores r_ai x_b, rows (n·k, s·d), if all heads attend alike."""
+        n, tokens, dim = self.keys.shape
+        heads = rows.shape[1] // dim
         every = self.others[:, :, None, :] * backend.ones((1, 1, heads, 1), self.others)
-        return backend.namespace(every).reshape(every, (n, tokens * heads, tokens))
+        attention = backend.namespace(every).reshape(every, (n, tokens * heads, tokens))
+        return dense.features_jvp(self.keys, attention, rows)
 
 
-def _heads_from(parts: Sequence[_Part], projections: Array) -> Array:
-    """T times projections (s·d, e): heads (p, s·d)."""
-
-    def term(part: _Part) -> Array:
-        moved = part.rows @ backend.transpose(projections)
-        spread = part.attention(moved.shape[1] // part.keys.shape[2])
-        return backend.transpose(part.queries) @ dense.features_jvp(part.keys, spread, moved)
-
-    return sum_over(parts, term)
+def _heads_from(part: _Part, projections: Array) -> Array:
+    """T times projections (s·d, e): theta of s heads."""
+    moved = part.rows @ backend.transpose(projections)
+    return backend.transpose(part.queries) @ part.features_jvp(moved)
 
 
-def _projections_from(parts: Sequence[_Part], heads: Array) -> Array:
-    """Tᵀ times heads (p, s·d): projections (s·d, e)."""
-
-    def term(part: _Part) -> Array:
-        moved = part.queries @ heads
-        spread = part.attention(moved.shape[1] // part.keys.shape[2])
-        return backend.transpose(dense.features_jvp(part.keys, spread, moved)) @ part.rows
-
-    return sum_over(parts, term)
+def _projections_from(part: _Part, theta: Array) -> Array:
+    """Tᵀ times s heads: projections (s·d, e)."""
+    return backend.transpose(part.features_jvp(part.queries @ theta)) @ part.rows
 
 
-def _parts(blocks: Sequence[Block], rows: Sequence[Array]) -> tuple[_Part, ...]:
-    small = backend.single
-    return tuple(
-        _Part(
-            dense.flat_tokens(small(block.queries)),
-            small(block.keys),
-            small(_others(block)),
-            small(y),
-        )
-        for block, y in zip(blocks, rows, strict=True)
-    )
+def _part(block: Block, rows: Array) -> _Part:
+    arrays = (dense.flat_tokens(block.queries), block.keys, _others(block), rows)
+    return _Part(*map(backend.single, arrays))
 
 
 def _others(block: Block) -> Array:
@@ -272,30 +185,25 @@ def _first(one: Array, _other: Array) -> Array:
 # The part that is not linear in the tokens
 
 
-def _not_linear(batches: Batches) -> Chunks[Any]:
+def _not_linear(batches: Batches) -> Rows:
     """The outputs less their regression on a row's own token, the mean of the others, and 1."""
-    total = batches.chunks.map(_linear_sums).reduce(operator.add)
+    total = sum_blocks(_linear_sums, batches.chunks)
     xp = backend.namespace(total)
     features = 2 * batches.dim + 1
     gram = backend.copied(total[:features, :features])
     linalg.add_to_diagonal(gram, _RIDGE * float(xp.linalg.trace(gram)) / features or 1.0)
     weights = xp.linalg.solve(gram, total[:features, features:])
-    left: Chunks[Any] = batches.chunks.map(_less_linear, weights)
-    return left
+    return map_blocks(partial(_less_linear, weights=weights), batches.chunks)
 
 
-def _linear_sums(blocks: Sequence[Block]) -> Array:
+def _linear_sums(block: Block) -> Array:
     """Products of all features and outputs with each other."""
-
-    def term(block: Block) -> Array:
-        both = backend.namespace(block.keys).concat([_linear(block), block.outputs], axis=1)
-        return backend.transpose(both) @ both
-
-    return sum_over(blocks, term)
+    both = backend.namespace(block.keys).concat([_linear(block), block.outputs], axis=1)
+    return backend.transpose(both) @ both
 
 
-def _less_linear(blocks: Sequence[Block], weights: Array) -> tuple[Array, ...]:
-    return tuple(block.outputs - _linear(block) @ weights for block in blocks)
+def _less_linear(block: Block, weights: Array) -> Array:
+    return block.outputs - _linear(block) @ weights
 
 
 def _linear(block: Block) -> Array:

@@ -49,7 +49,7 @@ class Large(Small):
         numbers = search.settings.large
         enough = math.ceil(numbers.located_rows * heads * problem.dim / rows)
         few = problem.sample(min(enough, problem.examples)).batches(heads)
-        allowed = correlations.within(found, few)
+        allowed = found.subspace(few)
         theta = found.drawn(heads, search.rng)
         state = levenberg_marquardt.begin(few, theta, allowed, coarse=True)
         rule = StoppingRule(search.tol, least_gain=numbers.located_gain)
