@@ -4,7 +4,7 @@ import pytest
 from onelayer import AttentionLayer, inputs
 from onelayer.recovery.diagnosis import dependence
 from onelayer.recovery.diagnosis import suspicions as module
-from onelayer.recovery.diagnosis.suspicions import Check, Suspicion, suspicions
+from onelayer.recovery.diagnosis.suspicions import DataCheck, Suspicion, suspicions
 
 SERIOUS = {"axes", "causal", "not causal", "padding", "window", "positions", "unrelated"}
 TRIALS = range(4)
@@ -216,7 +216,11 @@ def test_a_check_is_one_more_entry_of_the_list(monkeypatch):
 
     X = inputs.gaussian(100, 3, 8)
     Y = AttentionLayer.random(heads=1, dim=8)(X)
-    for check in (Check("wide", look), Check("wide", look, fewest=101), Check("", look, ("wide",))):
+    for check in (
+        DataCheck("wide", look),
+        DataCheck("wide", look, fewest=101),
+        DataCheck("", look, ("wide",)),
+    ):
         monkeypatch.setattr(module, "CHECKS", (*module.CHECKS, check))
     found = suspicions(X, Y, bias=False, causal=False)
     assert found == [Suspicion("wide", "8 dimensions")]

@@ -14,7 +14,7 @@ from onelayer.recovery.validation import ValidatedExamples
     [(0.2, "1 s"), (42.3, "42 s"), (95.0, "1.6 min"), (1500.0, "25 min"), (9000.0, "2.5 h")],
 )
 def test_a_plan_is_described_in_words(seconds, words):
-    text = str(cost.Plan(2679, 3.14e9, seconds))
+    text = str(cost.CostEstimate(2679, 3.14e9, seconds))
     assert text == f"steps on 2,679 examples, up to 3.1 GB, about {words}"
 
 

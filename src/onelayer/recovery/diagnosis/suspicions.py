@@ -85,7 +85,7 @@ class RawExamples:
 
 
 @dataclass(frozen=True)
-class Check:
+class DataCheck:
     """One check: `look` yields a message if something is suspected.
 
     It is skipped if a kind in `unless`, which explains what it would see, was found before, and if
@@ -411,17 +411,17 @@ def _is_skew(examples: RawExamples) -> bool:
 
 
 CHECKS = (
-    Check("repeated examples", _repeated_examples, fewest=0),
-    Check("repeated tokens", _repeated_tokens, fewest=0),
-    Check("vocabulary", _vocabulary, fewest=0),
-    Check("constant", _constant, fewest=0, final=True),
-    Check("axes", _axes, fewest=0, final=True),
-    Check("unrelated", _unrelated, final=True),
-    Check("not causal", _not_causal),
-    Check("causal", _causal),
-    Check("padding", _padding_content),
-    Check("padding", _fading_end, unless=("padding", "causal")),
-    Check("window", _window, unless=("padding",)),
-    Check("positions", _fading_distance, unless=("padding", "window", "causal")),
-    Check("bias", _bias),
+    DataCheck("repeated examples", _repeated_examples, fewest=0),
+    DataCheck("repeated tokens", _repeated_tokens, fewest=0),
+    DataCheck("vocabulary", _vocabulary, fewest=0),
+    DataCheck("constant", _constant, fewest=0, final=True),
+    DataCheck("axes", _axes, fewest=0, final=True),
+    DataCheck("unrelated", _unrelated, final=True),
+    DataCheck("not causal", _not_causal),
+    DataCheck("causal", _causal),
+    DataCheck("padding", _padding_content),
+    DataCheck("padding", _fading_end, unless=("padding", "causal")),
+    DataCheck("window", _window, unless=("padding",)),
+    DataCheck("positions", _fading_distance, unless=("padding", "window", "causal")),
+    DataCheck("bias", _bias),
 )

@@ -49,7 +49,7 @@ def is_large(problem: WhitenedExamples, heads: int, rank: int | None, settings: 
 
 
 @dataclass(frozen=True)
-class Plan:
+class CostEstimate:
     """The examples of a step, the largest memory in bytes, and the seconds of a search."""
 
     examples: int
@@ -63,7 +63,7 @@ class Plan:
         )
 
 
-def plan(problem: WhitenedExamples, heads: int, examples: int) -> Plan:
+def plan(problem: WhitenedExamples, heads: int, examples: int) -> CostEstimate:
     """The plan of a search with this number of heads, and of examples in a step."""
     rows, features = examples * problem.tokens, heads * problem.dim
     # Beside steps: HᵀH and its inverse for two fits, and what it takes to find them; examples as
@@ -78,7 +78,8 @@ def plan(problem: WhitenedExamples, heads: int, examples: int) -> Plan:
         product *= _IN_MIXTURES
     fit = (1 + _IN_FULL) * (5 * unit + rows * features**2 + features**3)
     operations = _PRODUCTS * product + _STEPS * (fit + 3 * unit)
-    return Plan(examples, size, operations * _seconds_per_operation(problem.whitening, features))
+    seconds = operations * _seconds_per_operation(problem.whitening, features)
+    return CostEstimate(examples, size, seconds)
 
 
 def _held_by_steps(problem: WhitenedExamples, heads: int, examples: int) -> float:
