@@ -19,7 +19,7 @@ def of_search(
     search: Search, outcome: StageOutcome, certificate: Certificate, head_tol: float
 ) -> Reason:
     """The reason of a search by Gauss-Newton steps."""
-    fit, error = outcome.state.fit, certificate.error
+    fit, error = outcome.fit, certificate.error
     if search.problem.equations < search.problem.unknowns(fit.heads, search.rank):
         return Reason.TOO_FEW_EXAMPLES
     overfitted = error > _OVERFITTED * max(fit.error, search.tol, _SMALL)

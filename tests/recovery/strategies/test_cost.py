@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cases import random_case
@@ -5,7 +7,7 @@ from cases import random_case
 from onelayer import AttentionLayer, inputs, recover
 from onelayer.data import sources
 from onelayer.recovery.examples import whiten
-from onelayer.recovery.strategies import cost
+from onelayer.recovery.strategies import cost, settings
 from onelayer.recovery.validation import ValidatedExamples
 
 
@@ -63,3 +65,14 @@ def test_large_problems_say_what_they_will_take(request):
     row = large.trace[1]
     assert row.stage == "plan"
     assert row.note.startswith(f"steps on {row.examples:,} examples, up to ")
+
+
+def test_a_problem_is_large_by_the_operations_of_a_product():
+    posed = random_case(0, n=400, dim=4, tokens=3, heads=2).problem()
+    examples = cost.examples_for(posed, settings.DEFAULT.small.first_equations, 2, None)
+    operations = cost.product_operations(posed, examples, 2)
+    for factor, large in ((0.99, True), (1.01, False)):
+        lowered = replace(settings.DEFAULT.large, operations=factor * operations)
+        numbers = replace(settings.DEFAULT, large=lowered)
+        assert cost.is_large(posed, 2, None, numbers) is large
+    assert not cost.is_large(posed, 2, None, settings.DEFAULT)

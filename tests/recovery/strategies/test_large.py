@@ -32,7 +32,7 @@ def test_a_stage_is_repaired_and_goes_on_to_the_end(monkeypatch):
     stages = [row.stage for row in strategy.search.log.rows]
     assert stages[0] == "start"
     assert stages[-1] == "start, a head replaced"
-    left = dense.by_head(to_numpy(outcome.state.fit.theta), 8)
+    left = dense.by_head(to_numpy(outcome.fit.theta), 8)
     for head in dense.by_head(true, 8):
         assert min(np.linalg.norm(head - one) for one in left) < 1e-9
 
@@ -45,8 +45,8 @@ def test_a_stage_that_fits_its_few_examples_alone_is_left():
     few = strategy.search.problem.sample(30)
     outcome = strategy.stage("few", fit.theta, problem=few, eager=True)
     assert outcome.ending is Ending.OVERFITTED
-    error = outcome.state.fit.error
-    assert varpro.held_out_error(outcome.state.fit, strategy.search.held_out) > 3 * error > 3e-3
+    error = outcome.fit.error
+    assert varpro.held_out_error(outcome.fit, strategy.search.held_out) > 3 * error > 3e-3
     assert strategy.search.used_validation
 
 
@@ -55,8 +55,8 @@ def test_an_exact_fit_to_few_examples_is_the_end_of_a_large_search():
     near = true * (1 + 1e-3 * np.random.default_rng(1).standard_normal(true.shape))
     outcome = strategy.fit("start", near, 3, FAST)
     assert outcome.ending is Ending.REACHED
-    assert outcome.state.fit.batches.examples < 200
-    assert not outcome.state.fit.single
+    assert outcome.fit.batches.examples < 200
+    assert not outcome.fit.single
     assert {row.stage for row in strategy.search.log.rows} == {"start, few examples"}
 
 
@@ -65,7 +65,7 @@ def test_when_time_is_spent_the_fit_to_few_examples_is_the_end():
     strategy.search.log.max_seconds = 1e-9
     outcome = strategy.fit("start", fit.theta, 3, FAST)
     assert outcome.ending is Ending.BUDGET
-    assert outcome.state.fit.batches.examples < strategy.search.problem.examples
+    assert outcome.fit.batches.examples < strategy.search.problem.examples
     assert {row.stage for row in strategy.search.log.rows} == {"start, few examples"}
 
 
@@ -76,4 +76,4 @@ def test_an_exact_fit_to_few_examples_that_others_do_not_have_is_none():
         strategy.search.held_out, Y=strategy.search.held_out.Y + 1e-6 * off
     )
     outcome = strategy.fit("start", true, 3, FAST)
-    assert outcome.state.fit.batches.examples == strategy.search.problem.examples
+    assert outcome.fit.batches.examples == strategy.search.problem.examples

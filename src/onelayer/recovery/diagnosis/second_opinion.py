@@ -68,7 +68,7 @@ class SecondOpinion:
 
     def review(self, strategy: Small, outcome: StageOutcome) -> tuple[StageOutcome, bool]:
         """The outcome, a better one, or a misfit; and whether the examples are suspicious."""
-        if not strategy.search.noise_remains(outcome.state.fit):
+        if not strategy.search.noise_remains(outcome.fit):
             self.suspect()
             on_axes = any(one.kind == "axes" for one in self.suspicions or [])
             if not strategy.large and not on_axes:
@@ -118,7 +118,7 @@ class SecondOpinion:
 
         The heads of a better trial are tried without its options.
         """
-        search, heads = strategy.search, outcome.state.fit.heads
+        search, heads = strategy.search, outcome.fit.heads
         added = {"bias": bias and not self.bias, "causal": causal and not self.causal}
         name = " and ".join(f"{option}=True" for option, on in added.items() if on)
         training, held_out = self._split(search, heads, bias, causal)
@@ -131,10 +131,10 @@ class SecondOpinion:
         if held_out.examples < _FEWEST or equations < _FEWEST_EQUATIONS:
             return outcome
         overfitted = search.settings.stage.overfitted
-        before = varpro.held_out_error(outcome.state.fit, search.held_out)
+        before = varpro.held_out_error(outcome.fit, search.held_out)
         for _ in range(_STARTS):
             found = trial.fit(f"trial with {name}", trial.start(heads, FAST), heads, FAST)
-            fit = found.state.fit
+            fit = found.fit
             left = varpro.held_out_error(fit, held_out)
             after = left * training.output_scale / search.problem.output_scale
             trusted = left < overfitted * max(fit.error, _EXACT)
@@ -143,7 +143,7 @@ class SecondOpinion:
                 continue
             theta = search.problem.heads_of(training.layer(fit.theta, fit.weights))
             without = strategy.stage(f"heads of the trial with {name}", theta)
-            left = varpro.held_out_error(without.state.fit, search.held_out)
+            left = varpro.held_out_error(without.fit, search.held_out)
             if without.solved or left < max(after / _CLEARLY, _EXACT):
                 return without
             self.better = (

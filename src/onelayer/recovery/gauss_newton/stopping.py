@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from onelayer.recovery.gauss_newton.levenberg_marquardt import SETTINGS, SolverState
+from onelayer.recovery.gauss_newton.varpro import Fit
 
 
 class Ending(Enum):
@@ -29,6 +30,10 @@ class StageOutcome:
     ending: Ending
     noise: bool = False
     misfit: bool = False
+
+    @property
+    def fit(self) -> Fit:
+        return self.state.fit
 
     @property
     def solved(self) -> bool:

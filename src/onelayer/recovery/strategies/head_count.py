@@ -44,7 +44,7 @@ class HeadCount:
         best = self._for_heads(heads).fit(name, theta, heads, FAST)
         best, error = self._more_heads(best, search.validate(name, best))
         best = self._fewer_heads(best, error)
-        return best if best.solved else self._for_heads(best.state.fit.heads).escape(best)
+        return best if best.solved else self._for_heads(best.fit.heads).escape(best)
 
     def _for_heads(self, heads: int) -> Small:
         return for_heads(self.search, heads, self.restarts, self.review)
@@ -54,7 +54,7 @@ class HeadCount:
         search, numbers = self.search, self.search.settings
         failures = 0
         while not (best.solved or search.log.spent) and failures < numbers.head_count.failures:
-            fit = best.state.fit
+            fit = best.fit
             heads = fit.heads + max(1, fit.heads // 2) + failures
             if search.equations_per_unknown(heads) < numbers.escape.fewest_equations:
                 break
@@ -70,10 +70,10 @@ class HeadCount:
 
     def _fewer_heads(self, best: StageOutcome, best_error: float) -> StageOutcome:
         """Drop heads as long as the examples stay explained."""
-        while best.state.fit.heads > 1 and not self.search.log.spent:
-            heads = best.state.fit.heads - 1
+        while best.fit.heads > 1 and not self.search.log.spent:
+            heads = best.fit.heads - 1
             name = f"without one: {_counted(heads)}"
-            theta = head_swaps.prune(best.state.fit, heads)
+            theta = head_swaps.prune(best.fit, heads)
             outcome = self._for_heads(heads).stage(name, theta)
             error = self.search.validate(name, outcome)
             if best.ending is Ending.REACHED:

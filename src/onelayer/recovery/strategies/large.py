@@ -54,7 +54,7 @@ class Large(Small):
         state = levenberg_marquardt.begin(few, theta, allowed, coarse=True)
         rule = StoppingRule(search.tol, least_gain=numbers.located_gain)
         outcome = search.steps("within the span", state, rule)
-        return search.of_rank(outcome.state.fit.theta)
+        return search.of_rank(outcome.fit.theta)
 
     def grow(self, fit: Fit, extra: int) -> Array:
         rng = self.search.rng
@@ -75,14 +75,14 @@ class Large(Small):
         target = search.tol / search.settings.escape.subset_precision
         while (subset := self.subset(count, attempt)) is not None:
             outcome = self.repaired_stage(f"{name}, few examples", theta, subset, target)
-            theta, attempt = outcome.state.fit.theta, attempt + 1
+            theta, attempt = outcome.fit.theta, attempt + 1
             if count == heads and (search.log.late() or self._is_exact(outcome)):
                 return outcome
             if outcome.ending not in (Ending.STUCK, Ending.OVERFITTED):
                 break
         outcome = self.repaired_stage(name, theta)
         if outcome.ending is Ending.STUCK:
-            outcome = self.stage(name, outcome.state.fit.theta)  # without ending early
+            outcome = self.stage(name, outcome.fit.theta)  # without ending early
         return self.pruned(name, outcome, heads, policy)
 
     def repaired_stage(
@@ -96,7 +96,7 @@ class Large(Small):
         search = self.search
         outcome = self.stage(name, theta, FAST, problem, target, eager=True)
         while outcome.ending is Ending.STUCK and not search.log.spent:
-            fit = outcome.state.fit
+            fit = outcome.fit
             search.log.stage = "correlations of residuals"
             head = head_swaps.missing(
                 fit, search.problem, search.rank, search.rng, search.log.progress
@@ -106,7 +106,7 @@ class Large(Small):
                 break
             title = f"{name}, a head replaced"
             following = self.stage(title, repaired, FAST, problem, target, eager=True)
-            after = following.state.fit.loss
+            after = following.fit.loss
             outcome = following if after < fit.loss else outcome
             if after > search.settings.large.replaced_share * fit.loss:
                 break
@@ -116,5 +116,5 @@ class Large(Small):
         """Whether a fit to a subset is exact, and so on held-out examples."""
         if outcome.ending is not Ending.REACHED:
             return False
-        fit, factor = outcome.state.fit, self.search.settings.large.exact_factor
+        fit, factor = outcome.fit, self.search.settings.large.exact_factor
         return self.search.held_out_error(fit) <= factor * max(fit.error, self.search.tol)

@@ -51,10 +51,10 @@ def refine(run: RecoveryRun) -> Recovery:
         enough = held_out.examples >= noise.FEWEST
         if search.used_validation and half:  # the certificate needs examples that were not used
             held_out = held_out.take(np.arange(half, held_out.examples))
-        certificate = run.certify(outcome.state.fit, search, held_out)
+        certificate = run.certify(outcome.fit, search, held_out)
         reason = verdict.of_search(search, outcome, certificate, options.head_tol)
         reason = _diagnosed(reason, opinion, search, outcome, enough)
-    return run.result(training, outcome.state.fit, reason, certificate, opinion)
+    return run.result(training, outcome.fit, reason, certificate, opinion)
 
 
 def _searched(
@@ -69,7 +69,7 @@ def _searched(
         else:
             outcome = for_heads(search, heads, restarts, opinion.review).run(heads, resumed)
         if checkpointer is not None:
-            checkpointer.finish(outcome.state.fit, outcome.solved)
+            checkpointer.finish(outcome.fit, outcome.solved)
         return outcome
     finally:
         if checkpointer is not None:
@@ -89,7 +89,7 @@ def _diagnosed(
     if reason is Reason.WRONG_MODEL and not certain:
         reason = Reason.TOO_FEW_EXAMPLES
     if reason in (Reason.WRONG_MODEL, Reason.LOCAL_MINIMUM) and not opinion.suspicious:
-        opinion.look_at(search, outcome.state.fit)
+        opinion.look_at(search, outcome.fit)
     if not reason.good:
         opinion.suspect()
     return reason

@@ -40,7 +40,7 @@ class SculptAndPolish:
             theta = search.of_rank(_heads_so_far(state))
             if options.polish and state.refusal is None:
                 outcome = polish(search, theta, may_grow=options.known_heads is None)
-                fit = outcome.state.fit
+                fit = outcome.fit
             else:
                 outcome = None
                 fit = varpro.fit(training.batches(search.heads_in(theta)), theta)
@@ -90,13 +90,13 @@ def polish(search: Search, theta: Array, may_grow: bool) -> StageOutcome:
     """
     strategy = for_heads(search, search.heads_in(theta))
     outcome = strategy.stage("polish", theta)
-    fit = outcome.state.fit
+    fit = outcome.fit
     equations = search.equations_per_unknown(fit.heads + 1)
     enough = equations > search.settings.escape.fewest_equations
     if not outcome.solved and enough and not search.log.spent:
         name = "polish, one more head"
         richer = strategy.stage(name, strategy.grow(fit, 1))
-        search.richer_error = search.validate(name, richer)
+        search.validate_richer(name, richer)
         if richer.solved and may_grow:
             return richer
     if outcome.solved or search.log.spent:

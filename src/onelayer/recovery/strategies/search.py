@@ -128,9 +128,13 @@ class Search:
 
     def validate(self, name: str, outcome: StageOutcome) -> float:
         """The held-out error of an outcome, with a row in the trace."""
-        error = self.held_out_error(outcome.state.fit)
+        error = self.held_out_error(outcome.fit)
         self._record(f"{name}: held out", outcome.state, held_out_error=error)
         return error
+
+    def validate_richer(self, name: str, outcome: StageOutcome) -> None:
+        """Note the held-out error of an outcome with more heads than asked for."""
+        self.richer_error = min(self.richer_error, self.validate(name, outcome))
 
     def noise_remains(self, fit: Fit) -> bool:
         """Whether neither more heads nor the inputs explain the residuals of a fit."""

@@ -112,7 +112,7 @@ class Small:
         target = self.search.tol / self.search.settings.escape.subset_precision
         while (subset := self.subset(count, attempt)) is not None:
             outcome = self.stage(f"{name}, few examples", theta, policy, subset, target)
-            theta, policy, attempt = outcome.state.fit.theta, FAST, attempt + 1
+            theta, policy, attempt = outcome.fit.theta, FAST, attempt + 1
             if outcome.ending not in (Ending.STUCK, Ending.OVERFITTED):
                 break
         return self.pruned(name, self.stage(name, theta, policy), heads, policy)
@@ -121,10 +121,10 @@ class Small:
         self, name: str, outcome: StageOutcome, heads: int, policy: StepPolicy
     ) -> StageOutcome:
         """The outcome with spare heads dropped, and a stage from the others."""
-        fit, search = outcome.state.fit, self.search
+        fit, search = outcome.fit, self.search
         if fit.heads <= heads:
             return outcome
-        search.richer_error = min(search.richer_error, search.validate(name, outcome))
+        search.validate_richer(name, outcome)
         return self.stage(f"{name}, pruned", head_swaps.prune(fit, heads), policy)
 
     def subset(self, heads: int, attempt: int = 0) -> WhitenedExamples | None:
@@ -159,17 +159,17 @@ class Small:
         for attempt in range(1, restarts + 1):
             if best.solved or search.log.spent or search.hopeless:
                 break
-            outcome, grow, spare = self._attempt(best.state.fit, attempt)
+            outcome, grow, spare = self._attempt(best.fit, attempt)
             grown = grown or grow or not spare
             same = self._same(best, outcome)
-            again = same and grown and (not grow or best.state.fit.error < numbers.good_error)
+            again = same and grown and (not grow or best.fit.error < numbers.good_error)
             if again and refused:
                 return replace(best, misfit=True)
             if again:
                 # Tested once per minimum: repeated often enough, the test would pass by chance.
-                refused = not search.noise_remains(best.state.fit)
+                refused = not search.noise_remains(best.fit)
                 best = replace(best, noise=not refused)
-            elif outcome.state.fit.loss < best.state.fit.loss:
+            elif outcome.fit.loss < best.fit.loss:
                 grown, refused = grown and same, refused and same
                 best = outcome
         if search.log.spent and not best.solved:
@@ -192,7 +192,7 @@ class Small:
     def _same(self, first: StageOutcome, second: StageOutcome) -> bool:
         """Whether two outcomes are the same minimum: equal losses, equal heads."""
         problem, numbers = self.search.problem, self.search.settings.escape
-        fits = first.state.fit, second.state.fit
+        fits = first.fit, second.fit
         if abs(fits[0].loss - fits[1].loss) > numbers.same_loss * fits[0].loss:
             return False
         layers = [problem.in_whitened_coordinates(fit.theta, fit.weights) for fit in fits]
