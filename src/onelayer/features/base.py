@@ -117,11 +117,12 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator):
         self._forget()
         problem = ridge_problem(self, X, y, mask, sample_weight)
         self._model, (found,) = solve(self, problem, [len(problem)], "fit")
-        problem.check_no_overflow(found.coefficients)
+        coefficients, sets = found.coefficients, problem.sets
+        validation.check_no_overflow(coefficients, "features", sets, problem.largest)
         self._flat = problem.flat
         self.alpha_ = float(found.alphas[0]) if problem.flat else found.alphas
         self.intercept_ = float(found.intercept[0]) if problem.flat else found.intercept
-        self._keep(found.coefficients, problem.flat)
+        self._keep(coefficients, problem.flat)
 
     def _predictor(self) -> Predictor:
         """What was fitted, as a function of sets."""

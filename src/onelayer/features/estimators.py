@@ -1,18 +1,6 @@
 """scikit-learn estimators for sets and sequences, trained in closed form.
 
-X is an array (n, tokens, dim); a list of arrays (tokens, dim) of different lengths; an array
-(n, tokens, dim) with a mask (n, tokens) that is True for tokens that exist; or an array (n, dim) of
-single tokens. Token 0 is the query and the others are the keys, unless `query` says otherwise.
-Arrays may be numpy arrays or torch tensors, and predictions are of the kind of X.
-
-An array (n, tokens, dim) may also be a large file mapped into memory, a function that returns an
-iterator over blocks of examples, or a Dask array, on a cluster if one is in use. Examples are then
-read chunk by chunk, on a cluster where they are; y, the mask and the weights may be of these kinds
-too, or arrays. Predictions for a Dask array are a Dask array, those for a function a function that
-returns blocks, those for a file an array.
-
-With `device="cuda"` all blocks are moved to a GPU, through torch; coefficients and predictions come
-back in the kind and to the place of X. Workers of a Dask cluster compute without a GPU.
+`RandomFeatureAttention` describes the forms and places of examples that all of them take.
 """
 
 from __future__ import annotations
@@ -72,18 +60,12 @@ class Regressor(RegressorMixin, RidgeEstimator):
 
         Parameters
         ----------
-        X : examples
-            In any of the forms described for the class.
+        X, mask : examples
+            In any of the forms described for `RandomFeatureAttention`.
         y : array of shape (n,) or (n, targets)
             The targets.
         sample_weight : float or array of shape (n,), optional
             Weights of the examples.
-        mask : array of shape (n, tokens), optional
-            True for tokens that exist.
-
-        Returns
-        -------
-        self
         """
         self._fit(X, y, sample_weight, mask)
         return self
@@ -182,8 +164,13 @@ class RandomFeatureAttention(Regressor, _AttentionRidge):
     -----
     X is an array (n, tokens, dim); the same with a `mask` (n, tokens), True for tokens that exist;
     a list of arrays (tokens, dim) of any lengths; or an array (n, dim) of single tokens, each query
-    and key at once. An array of three axes may also be a large file mapped into memory, a function
-    that returns an iterator over blocks, or a Dask array: it is then read chunk by chunk.
+    and key at once. Numpy arrays and torch tensors are taken. Coefficients and predictions are of
+    the kind and on the device of X, also with `device="cuda"`.
+
+    An array (n, tokens, dim) may also be a large file mapped into memory, a function that returns
+    an iterator over blocks of examples, or a Dask array. It is read chunk by chunk, on a cluster
+    where the chunks are; y, the mask and the weights may be of these kinds too. Predictions are an
+    array, a function that returns an iterator over blocks, or a Dask array, respectively.
 
     Examples
     --------

@@ -64,11 +64,9 @@ class RidgeProblem:
         """The same with all examples in memory."""
         return replace(self, examples=sources.in_memory(*design.collect(self.examples)))
 
-    def check_no_overflow(self, coefficients: Array) -> None:
-        """Refuse tokens so large that features overflow in their dtype."""
-        if not backend.is_finite(coefficients):
-            largest = self.examples.chunks.map(_largest).reduce(max)
-            raise validation.overflow("features", self.sets, largest)
+    def largest(self) -> float:
+        """The largest absolute value of a coordinate of a token."""
+        return self.examples.chunks.map(_largest).reduce(max)
 
 
 def _largest(chunk: Chunk) -> float:

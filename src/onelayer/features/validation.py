@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from onelayer.array import backend, checks
@@ -95,12 +96,14 @@ def columns(targets: Array, row_scale: Array | None) -> Array:
 
 def as_labels(y: Any, examples: Sets, name: str = "y") -> np.ndarray[Any, Any]:
     """y (n,) in numpy, one label of any kind for each example."""
-    labels = column_or_1d(backend.to_numpy(y) if backend.is_array(y) else y, warn=True)
+    labels: np.ndarray[Any, Any] = column_or_1d(
+        backend.to_numpy(y) if backend.is_array(y) else y, warn=True
+    )
     _check_rows(labels, examples, name)
     if labels.dtype.kind == "f":
         backend.check_finite(labels, name)
-    found: np.ndarray[Any, Any] = labels
-    return found
+    check_classification_targets(np.repeat(np.unique(labels), 2))  # a chunk may have one of a class
+    return labels
 
 
 def several_classes(classes: np.ndarray[Any, Any], examples: Sets) -> Array:
@@ -136,18 +139,19 @@ def _check_rows(y: Array, examples: Sets, name: str) -> None:
         )
 
 
-def check_no_overflow(values: Array, what: str, examples: Sets) -> None:
-    """Refuse tokens so large that values computed from them overflow."""
+def check_no_overflow(
+    values: Array, what: str, examples: Sets, largest: Callable[[], float] | None = None
+) -> None:
+    """Refuse tokens so large that values computed from them overflow.
+
+    `largest` finds the largest entry of all examples, by default of `examples`.
+    """
     if not backend.is_finite(values):
-        raise overflow(what, examples, examples.largest())
-
-
-def overflow(what: str, examples: Sets, largest: float) -> ValueError:
-    """The error for values that overflow on examples with entries up to `largest`."""
-    return ValueError(
-        f"{what} overflow in {examples.sample.dtype}: X has entries up to {largest:.3g}, "
-        "expected tokens of about unit norm"
-    )
+        entry = (largest or examples.largest)()
+        raise ValueError(
+            f"{what} overflow in {examples.sample.dtype}: X has entries up to {entry:.3g}, "
+            "expected tokens of about unit norm"
+        )
 
 
 def as_weights(sample_weight: Any, examples: Sets) -> Array:

@@ -158,16 +158,16 @@ def test_examples_in_numpy_go_to_the_device_and_the_kernel_comes_back(
 ):
     """The same way as to a GPU, to which tensors on a CPU stand in here."""
     expected = expected_kernel(kernel, form)
-    computed, whole = [], base.gram
+    computed, whole = [], base.matrix
 
-    def gram(*arguments):
-        matrix = whole(*arguments)
-        computed.append(backend.is_foreign(matrix))
-        return matrix
+    def matrix(*arguments):
+        found = whole(*arguments)
+        computed.append(backend.is_foreign(found))
+        return found
 
     monkeypatch.setattr(backend, "check_device", lambda device: None)
     monkeypatch.setattr(backend, "place", lambda array, device: computed_in_torch(array.copy()))
-    monkeypatch.setattr(base, "gram", gram)
+    monkeypatch.setattr(base, "matrix", matrix)
     found = kernel_of_kind(kernel, form, np.asarray, device="cuda")
     assert computed == [True]
     assert isinstance(found, np.ndarray)

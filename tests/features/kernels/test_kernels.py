@@ -211,42 +211,38 @@ def test_mlp_kernel_is_the_limit_of_many_features():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
-def test_gram_of_both_kinds_is_the_whole_matrix(size):
+def test_a_matrix_of_tiles_is_the_whole_matrix(size, monkeypatch):
+    monkeypatch.setattr(base, "tile_size", lambda *_: size)
     X, Z = examples(5, 2), examples(4, 3, seed=1)
-    whole = attention_block(X, None, X, None, None)
-    symmetric = base.gram(5, None, attention_tile(X, X), X, size)
-    np.testing.assert_allclose(symmetric, whole, rtol=1e-13)
+    kernel = AttentionKernel(None, "first", RELU)
+    sets, others = as_sets(X[:, :, :-1]), as_sets(Z[:, :, :-1])
+    symmetric = base.matrix(kernel, sets)
+    np.testing.assert_allclose(symmetric, attention_block(X, None, X, None, None), rtol=1e-13)
     np.testing.assert_array_equal(symmetric, symmetric.T)
-    whole = attention_block(X, None, Z, None, None)
-    found = base.gram(5, 4, attention_tile(X, Z), X, size)
-    np.testing.assert_allclose(found, whole, rtol=1e-13)
+    found = base.matrix(kernel, sets, others)
+    np.testing.assert_allclose(found, attention_block(X, None, Z, None, None), rtol=1e-13)
 
 
-def attention_tile(X, Z):
-    def block(rows, columns):
-        return attention_block(X[rows], None, Z[columns], None, None)
-
-    return block
-
-
-def test_symmetric_gram_does_half_of_the_work_and_tells_of_it():
+def test_a_symmetric_matrix_does_half_of_the_work_and_tells_of_it(monkeypatch):
+    monkeypatch.setattr(base, "tile_size", lambda *_: 5)
     computed, seen = [], []
+    whole = MLPKernel.block
 
-    def block(rows, columns):
+    def block(self, rows, columns):
         computed.append((rows, columns))
-        return np.zeros((rows.stop - rows.start, columns.stop - columns.start))
+        return whole(self, rows, columns)
 
     def track(parts, stage):
-        assert len(parts) == 10
+        assert parts == base.tiles(20, None, 5)
         for part in parts:
             yield part
             seen.append(stage)
             assert len(seen) == len(computed)
 
-    base.gram(20, None, block, np.zeros(1), 5, track)
-    assert computed == base.tiles(20, None, 5)
-    assert len(seen) == 10
-    assert all(rows.start >= columns.start for rows, columns in computed)
+    monkeypatch.setattr(MLPKernel, "block", block)
+    base.matrix(MLPKernel(3, RELU), as_sets(inputs.gaussian(20, 3, 2)), None, track)
+    assert len(seen) == len(computed) == 10
+    assert all(down.start >= across.start for down, across in base.tiles(20, None, 5))
 
 
 @given(count=st.integers(0, 9), others=st.none() | st.integers(0, 9), size=st.integers(1, 10))

@@ -11,7 +11,6 @@ else numpy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Protocol, Self, TypeAlias
 
 from onelayer.array import backend, blocks, linalg
@@ -53,7 +52,8 @@ def matrix(
 ) -> Array:
     """The kernel matrix (n, n') of checked examples, in the namespace and on the device of `sets`.
 
-    Without `others` it is (n, n) and symmetric.
+    Without `others` it is (n, n) and symmetric to the last bit: tiles above the diagonal are
+    mirrored, not computed.
     """
     columns = sets if others is None else others
     reference = backend.double(backend.gpu_or_numpy(sets.sample))
@@ -64,12 +64,18 @@ def matrix(
         there = None if mask is None else backend.as_device(mask, reference)
         return placed.prepare(backend.like(tokens, reference), there)
 
-    def block(down: slice, across: slice) -> Array:
-        return placed.block(side(sets, down), side(columns, across))
-
     size = tile_size(kernel.activation, reference, kernel.pairs(sets, columns))
-    count = None if others is None else len(others)
-    return backend.as_device(gram(len(sets), count, block, reference, size, track), sets.sample)
+    found = backend.empty((len(sets), len(columns)), reference)
+    for down, across in track(
+        tiles(len(sets), None if others is None else len(others), size), "kernel"
+    ):
+        block = placed.block(side(sets, down), side(columns, across))
+        if others is None and down == across:
+            block = linalg.symmetrised(block)  # rounding may differ between the halves
+        found[down, across] = block
+        if others is None and down != across:
+            found[across, down] = backend.transpose(block)
+    return backend.as_device(found, sets.sample)
 
 
 def block_pairs(activation: Activation, reference: Array, extra: int = 2) -> int:
@@ -90,7 +96,7 @@ def tile_size(activation: Activation, reference: Array, pairs: int) -> int:
 
 
 def tiles(count: int, others: int | None, size: int) -> list[Tile]:
-    """The tiles (rows, columns) that `gram` computes, in its order.
+    """The tiles (rows, columns) that `matrix` computes, in its order.
 
     With `others` None the matrix is symmetric: only tiles on and below the diagonal are listed.
 
@@ -102,37 +108,6 @@ def tiles(count: int, others: int | None, size: int) -> list[Tile]:
     rows = list(blocks.slices(count, 1, size))
     columns = rows if others is None else list(blocks.slices(others, 1, size))
     return [(a, b) for a in rows for b in columns if others is not None or b.start <= a.start]
-
-
-def gram(
-    count: int,
-    others: int | None,
-    block: Callable[[slice, slice], Array],
-    reference: Array,
-    size: int,
-    track: Track = untracked,
-) -> Array:
-    """The matrix (count, others) whose parts are `block(rows, columns)`, tile by tile.
-
-    It has the namespace, device and dtype of `reference`. With `others` None it is (count, count)
-    and symmetric to the last bit: tiles above the diagonal are mirrored, not computed.
-
-    >>> import numpy as np
-    >>> x = np.array([1.0, 2.0, 3.0])
-    >>> gram(3, None, lambda rows, columns: np.outer(x[rows], x[columns]), x, size=2)
-    array([[1., 2., 3.],
-           [2., 4., 6.],
-           [3., 6., 9.]])
-    """
-    matrix = backend.empty((count, count if others is None else others), reference)
-    for rows, columns in track(tiles(count, others, size), "kernel"):
-        part = block(rows, columns)
-        if others is None and rows == columns:
-            part = linalg.symmetrised(part)  # rounding may differ between the halves
-        matrix[rows, columns] = part
-        if others is None and rows != columns:
-            matrix[columns, rows] = backend.transpose(part)
-    return matrix
 
 
 def norms(vectors: Array) -> Array:
