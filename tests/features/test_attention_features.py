@@ -11,12 +11,12 @@ from onelayer.array import blocks
 from onelayer.array.backend import namespace, to_numpy
 from onelayer.data.sets import single_tokens
 from onelayer.features import attention_features
-from onelayer.features.positions import Positions
+from onelayer.features.positions import PositionalEncoding
 from onelayer.heads import dense
 
 
 def draw(heads=4, bias=0.0, dim=3, depth=1, seed=0, kind=None, longest=5):
-    positions = Positions(kind, dim, longest, seed=3)
+    positions = PositionalEncoding(kind, dim, longest, seed=3)
     return attention_features.draw(heads, bias, positions, depth, np.random.default_rng(seed))
 
 
@@ -180,18 +180,20 @@ def test_bias_is_the_centre_of_every_head(depth):
 def test_a_number_is_a_bias_on_the_coordinates_of_the_token():
     expected = np.diag([2.0, 2.0, 2.0, 0.0])
     np.testing.assert_array_equal(
-        attention_features.bias_matrix(2.0, Positions(None, 3, 5)), expected
+        attention_features.bias_matrix(2.0, PositionalEncoding(None, 3, 5)), expected
     )
     np.testing.assert_array_equal(draw(bias=2.0).weights, draw(bias=expected).weights)
 
 
 def test_a_number_leaves_the_coordinates_of_positions_alone():
-    matrix = attention_features.bias_matrix(2.0, Positions("onehot", 2, 3))
+    matrix = attention_features.bias_matrix(2.0, PositionalEncoding("onehot", 2, 3))
     np.testing.assert_array_equal(matrix, np.diag([2.0, 2.0, 0.0, 0.0, 0.0, 0.0]))
 
 
 def test_bias_may_be_a_matrix_of_any_backend(xp_array):
-    matrix = attention_features.bias_matrix(xp_array(gaussian(4, 4)), Positions(None, 3, 5))
+    matrix = attention_features.bias_matrix(
+        xp_array(gaussian(4, 4)), PositionalEncoding(None, 3, 5)
+    )
     assert isinstance(matrix, np.ndarray)
     np.testing.assert_array_equal(matrix, gaussian(4, 4))
 

@@ -4,19 +4,19 @@ import pytest
 from example_sets import gaussian
 
 from onelayer.array.backend import device, namespace, to_numpy
-from onelayer.features.positions import KINDS, Positions
+from onelayer.features.positions import KINDS, PositionalEncoding
 
 ADDED = ["sinusoidal", "learned-random"]
 
 
 def codes(kind, count, dim, seed=0):
     """The encodings (count, encoded_dim) that zero tokens get."""
-    return Positions(kind, dim, count, seed)(np.zeros((1, count, dim)))[0]
+    return PositionalEncoding(kind, dim, count, seed)(np.zeros((1, count, dim)))[0]
 
 
 def test_without_a_kind_tokens_stay_as_they_are(xp_array):
     tokens = xp_array(gaussian(2, 3, 4))
-    positions = Positions(None, dim=4, longest=3)
+    positions = PositionalEncoding(None, dim=4, longest=3)
     assert positions(tokens) is tokens
     assert positions.encoded_dim == 4
 
@@ -29,19 +29,19 @@ def test_sinusoidal_codes_match_the_loops(dim):
 
 def test_sinusoidal_codes_need_two_dimensions():
     with pytest.raises(ValueError, match="got tokens of n_features = 1, expected at least 2"):
-        Positions("sinusoidal", dim=1, longest=3)
+        PositionalEncoding("sinusoidal", dim=1, longest=3)
 
 
 @pytest.mark.parametrize("kind", ADDED)
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_codes_are_added_to_every_example(xp_array, kind, dtype):
     tokens = gaussian(3, 5, 4, dtype=dtype)
-    encoded = Positions(kind, dim=4, longest=5, seed=7)(xp_array(tokens))
+    encoded = PositionalEncoding(kind, dim=4, longest=5, seed=7)(xp_array(tokens))
     assert namespace(encoded) is namespace(xp_array(tokens))
     assert encoded.dtype == xp_array(tokens).dtype
     expected = tokens + codes(kind, 5, 4, seed=7).astype(dtype)
     np.testing.assert_allclose(to_numpy(encoded), expected, rtol=0, atol=1e-6)
-    assert Positions(kind, dim=4, longest=5).encoded_dim == 4
+    assert PositionalEncoding(kind, dim=4, longest=5).encoded_dim == 4
 
 
 @pytest.mark.parametrize("kind", ADDED)
@@ -60,7 +60,7 @@ def test_no_two_positions_share_a_code(kind, dim):
 
 @pytest.mark.parametrize("kind", ADDED)
 def test_longer_sets_than_at_fit_begin_with_the_same_codes(kind):
-    encoding = Positions(kind, dim=3, longest=4, seed=5)
+    encoding = PositionalEncoding(kind, dim=3, longest=4, seed=5)
     longer = encoding(np.zeros((1, 9, 3)))
     np.testing.assert_array_equal(longer[:, :4], encoding(np.zeros((1, 4, 3))))
 
@@ -75,7 +75,7 @@ def test_seed_decides_on_random_codes():
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_onehot_appends_one_coordinate_for_each_position_at_fit(xp_array, count, dtype):
     tokens = gaussian(3, count, 2, dtype=dtype)
-    positions = Positions("onehot", dim=2, longest=5)
+    positions = PositionalEncoding("onehot", dim=2, longest=5)
     encoded = positions(xp_array(tokens))
     assert encoded.dtype == xp_array(tokens).dtype
     assert positions.encoded_dim == 7
@@ -90,14 +90,14 @@ def test_onehot_refuses_positions_that_fit_did_not_see(xp_array):
         "positions='onehot' has no code for positions that fit did not see"
     )
     with pytest.raises(ValueError, match=message):
-        Positions("onehot", dim=2, longest=3)(xp_array(gaussian(1, 4, 2)))
+        PositionalEncoding("onehot", dim=2, longest=3)(xp_array(gaussian(1, 4, 2)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_codes_live_where_the_tokens_do(kind):
     strict = pytest.importorskip("array_api_strict")
     tokens = strict.asarray(gaussian(2, 3, 4), device=strict.Device("device1"))
-    assert device(Positions(kind, dim=4, longest=3)(tokens)) == strict.Device("device1")
+    assert device(PositionalEncoding(kind, dim=4, longest=3)(tokens)) == strict.Device("device1")
 
 
 @pytest.mark.parametrize("kind", ["rotary", "", 1])
@@ -106,4 +106,4 @@ def test_unknown_kinds_are_refused(kind):
         f"positions is {kind!r}, expected one of None, 'sinusoidal', 'learned-random', 'onehot'"
     )
     with pytest.raises(ValueError, match=message):
-        Positions(kind, dim=4, longest=3)
+        PositionalEncoding(kind, dim=4, longest=3)

@@ -16,6 +16,7 @@ import scipy.linalg
 import scipy.special
 
 Array: TypeAlias = Any  # an array of any backend that follows the array API standard
+NumpyArray: TypeAlias = np.ndarray[Any, Any]
 
 
 def namespace(*arrays: Array) -> ModuleType:

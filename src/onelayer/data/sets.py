@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from onelayer.array import backend, blocks, checks
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 from onelayer.data import standardization
 from onelayer.data.standardization import Standardization, TokenMoments
 
@@ -72,7 +72,7 @@ class Sets:
         return len(self), self.longest, self.dim
 
     @property
-    def varying(self) -> np.ndarray[Any, Any]:
+    def varying(self) -> NumpyArray:
         """Which coordinates of a token may be nonzero, (dim,)."""
         return np.ones(self.dim, bool) if self.standard is None else self.standard.factor > 0
 

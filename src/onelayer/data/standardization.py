@@ -12,14 +12,11 @@ squares do not overflow.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from onelayer.array import backend
-from onelayer.array.backend import Array
-
-Vector = np.ndarray[Any, Any]
+from onelayer.array.backend import Array, NumpyArray
 
 _CONSTANT = 4.0  # smallest deviation that counts, in rounding errors of the largest entry
 
@@ -29,9 +26,9 @@ class TokenMoments:
     """Moments of tokens, for every coordinate (d,)."""
 
     weight: float  # of all tokens
-    mean: Vector
-    root: Vector  # the root of the weighted sum of squares about the mean
-    largest: Vector  # absolute value
+    mean: NumpyArray
+    root: NumpyArray  # the root of the weighted sum of squares about the mean
+    largest: NumpyArray  # absolute value
 
     def __add__(self, other: TokenMoments) -> TokenMoments:
         weight = self.weight + other.weight
@@ -75,8 +72,8 @@ def moments(tokens: Array, weights: Array | None = None) -> TokenMoments:
 class Standardization:
     """Subtract `offset` (d,) and multiply by `factor` (d,), 0 for coordinates that do not vary."""
 
-    offset: Vector
-    factor: Vector
+    offset: NumpyArray
+    factor: NumpyArray
 
     @classmethod
     def learned(cls, seen: TokenMoments, epsilon: float) -> Standardization:
@@ -94,7 +91,7 @@ class Standardization:
         return cls(seen.mean, factor)
 
     @property
-    def scale(self) -> Vector:
+    def scale(self) -> NumpyArray:
         """Divisors of the coordinates; 1 for those that do not vary."""
         varies = self.factor > 0
         return np.where(varies, 1.0 / np.where(varies, self.factor, 1.0), 1.0)

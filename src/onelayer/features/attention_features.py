@@ -19,16 +19,16 @@ so that a token keeps its norm, as in a normalised residual stream.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from onelayer.array import backend, blocks
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 from onelayer.features import queries
 from onelayer.features.activations import Activation
 from onelayer.features.activations.relu import RELU
-from onelayer.features.positions import Positions
+from onelayer.features.positions import PositionalEncoding
 from onelayer.heads import dense
 
 
@@ -52,7 +52,7 @@ class AttentionMap:
     """Random heads, drawn once: `weights` (D, M·D) holds the W_m side by side."""
 
     weights: Array
-    positions: Positions
+    positions: PositionalEncoding
     hidden: tuple[HiddenLayer, ...] = ()
     query: str = "first"  # see `queries.py`
     activation: Activation = RELU
@@ -89,11 +89,11 @@ class AttentionMap:
 def draw(
     heads: int,
     bias: Array | float,
-    positions: Positions,
+    positions: PositionalEncoding,
     depth: int,
     rng: np.random.Generator,
     query: str = "first",
-    varying: np.ndarray[Any, Any] | None = None,
+    varying: NumpyArray | None = None,
     activation: Activation = RELU,
 ) -> AttentionMap:
     """Draw the heads; at depth 1 the first heads do not depend on their number.
@@ -113,7 +113,7 @@ def draw(
     return AttentionMap(layers[0], positions, tuple(hidden), query, activation)
 
 
-def bias_matrix(bias: Array | float, positions: Positions) -> np.ndarray[Any, Any]:
+def bias_matrix(bias: Array | float, positions: PositionalEncoding) -> NumpyArray:
     """W_0, (D, D): the matrix itself, or a number times the identity on the token's coordinates."""
     size = positions.encoded_dim + 1
     if np.ndim(bias) == 0:
@@ -129,7 +129,7 @@ def bias_matrix(bias: Array | float, positions: Positions) -> np.ndarray[Any, An
     return matrix
 
 
-def masked_normal(rng: np.random.Generator, *used: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def masked_normal(rng: np.random.Generator, *used: NumpyArray) -> NumpyArray:
     """Standard normal numbers where all the axes are used, and zeros elsewhere.
 
     >>> masked_normal(np.random.default_rng(0), np.ones(1, bool), np.array([False, True])).round(2)
@@ -146,13 +146,13 @@ def masked_normal(rng: np.random.Generator, *used: np.ndarray[Any, Any]) -> np.n
 def _draw_heads(
     heads: int,
     bias: Array | float,
-    positions: Positions,
-    used: np.ndarray[Any, Any],
+    positions: PositionalEncoding,
+    used: NumpyArray,
     rng: np.random.Generator,
-) -> np.ndarray[Any, Any]:
+) -> NumpyArray:
     centre = bias_matrix(bias, positions)
     noise = masked_normal(rng, np.ones(heads, bool), used, used) / 2
-    packed: np.ndarray[Any, Any] = dense.side_by_side(centre + noise)
+    packed: NumpyArray = dense.side_by_side(centre + noise)
     return packed
 
 

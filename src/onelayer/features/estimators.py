@@ -14,7 +14,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
 from onelayer.array import backend, checks
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 from onelayer.data.sets import SetRules, Sets
 from onelayer.features import (
     activations,
@@ -33,7 +33,7 @@ from onelayer.features.models import (
     Predictor,
     RidgeModel,
 )
-from onelayer.features.positions import Positions
+from onelayer.features.positions import PositionalEncoding
 
 # Estimators are dataclasses of their parameters: scikit-learn reads them from `__init__`.
 _parameters = dataclass(eq=False, repr=False)
@@ -46,7 +46,7 @@ def _draw_attention(estimator: Any, sets: Sets) -> attention_features.AttentionM
     bias = validation.as_bias(estimator.bias)
     rng = validation.generator(estimator.random_state)
     seed = int(rng.integers(2**63))
-    encoding = Positions(estimator.positions, sets.dim, sets.longest, seed)
+    encoding = PositionalEncoding(estimator.positions, sets.dim, sets.longest, seed)
     query, relu = queries.checked(estimator.query), activations.get("relu")
     drawn = attention_features.draw(heads, bias, encoding, depth, rng, query, sets.varying, relu)
     return drawn.like(sets.sample)
@@ -411,7 +411,7 @@ class AttentionFeatures(TransformerMixin, SetEstimator):
         transformer = FeatureTransformer(self._map, self.device)
         return self._apply(transformer, self._map.weights, X, mask, "transform")
 
-    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray[Any, Any]:
+    def get_feature_names_out(self, input_features: Any = None) -> NumpyArray:
         """A name for every feature: its head, and the coordinate of the token that it weighs."""
         check_is_fitted(self)
         tokens = [str(name) for name in _check_feature_names_in(self, input_features)]

@@ -18,7 +18,7 @@ import numpy as np
 from sklearn.utils.multiclass import check_classification_targets
 
 from onelayer.array import backend
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 from onelayer.data import sets as sets_module
 from onelayer.data import sources
 from onelayer.data.chunks import Chunk, Chunks, InMemory
@@ -96,7 +96,7 @@ class Summary(NamedTuple):
     error: Exception | None
     target_shape: tuple[int, ...] = ()  # of one example
     largest_weight: float = 1.0
-    labels: np.ndarray[Any, Any] = np.empty(0)  # the classes, in ascending order
+    labels: NumpyArray = np.empty(0)  # the classes, in ascending order
     moments: TokenMoments | None = None  # of the tokens of the first examples
 
 
@@ -240,7 +240,7 @@ def _merge(one: Summary, other: Summary) -> Summary:
 def _rows(
     checked: CheckedChunk | Exception,
     standard: Standardization | None,
-    classes: np.ndarray[Any, Any] | None,
+    classes: NumpyArray | None,
 ) -> Chunk:
     start, sets, targets, _ = chunk = valid(checked)
     if classes is not None:

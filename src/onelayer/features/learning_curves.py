@@ -11,6 +11,7 @@ import numpy as np
 from sklearn.base import clone
 
 from onelayer.array import backend, checks
+from onelayer.array.backend import NumpyArray
 from onelayer.data.chunks import Chunk
 from onelayer.data.sources import Source
 from onelayer.features import base, scores, validation
@@ -33,11 +34,11 @@ class LearningCurve:
         The penalties used.
     """
 
-    sizes: np.ndarray[Any, Any]
-    test_error: np.ndarray[Any, Any]
-    alpha: np.ndarray[Any, Any]
+    sizes: NumpyArray
+    test_error: NumpyArray
+    alpha: NumpyArray
 
-    def samples_needed(self, error: float) -> np.ndarray[Any, Any]:
+    def samples_needed(self, error: float) -> NumpyArray:
         """Sample size at which the error of each target first falls to `error`.
 
         Parameters
@@ -145,7 +146,7 @@ def _scatter(chunk: Chunk) -> Scatter:
     return scores.scatter(backend.to_numpy(chunk.arrays[1]), np.ones(len(chunk)))
 
 
-def _squared_errors(chunk: Chunk, fit: Fit, device: str | None) -> np.ndarray[Any, Any]:
+def _squared_errors(chunk: Chunk, fit: Fit, device: str | None) -> NumpyArray:
     """The sums of squared errors over the test examples of a chunk, (sizes, targets)."""
     sets, targets, _ = chunk.arrays
     coefficients = [one.coefficients for one in fit.solutions]
@@ -158,7 +159,7 @@ def _squared_errors(chunk: Chunk, fit: Fit, device: str | None) -> np.ndarray[An
     return np.stack(squares)
 
 
-def _crossing(sizes: np.ndarray[Any, Any], errors: np.ndarray[Any, Any], level: float) -> float:
+def _crossing(sizes: NumpyArray, errors: NumpyArray, level: float) -> float:
     """Where the piecewise linear curve of log error against log size first reaches the level."""
     below = np.flatnonzero(errors <= level)
     if below.size == 0:

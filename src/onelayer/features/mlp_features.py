@@ -9,12 +9,11 @@ preactivation has variance 1. Sets shorter than the longest at fit are padded wi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from onelayer.array import backend
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 from onelayer.features.activations import Activation
 from onelayer.features.activations.relu import RELU
 from onelayer.features.attention_features import masked_normal
@@ -57,7 +56,7 @@ def draw(
     tokens: int,
     dim: int,
     rng: np.random.Generator,
-    varying: np.ndarray[Any, Any] | None = None,
+    varying: NumpyArray | None = None,
     activation: Activation = RELU,
 ) -> MLPMap:
     """Draw the neurons; the first ones do not depend on their number.

@@ -11,18 +11,17 @@ arXiv 2307.11353 have.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from onelayer.array import backend
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 
 KINDS = (None, "sinusoidal", "learned-random", "onehot")
 
 
 @dataclass(frozen=True)
-class Positions:
+class PositionalEncoding:
     """An encoding for tokens of dimension `dim`, up to `longest` tokens at fit."""
 
     kind: str | None
@@ -46,7 +45,7 @@ class Positions:
         """The dimension of an encoded token."""
         return self.dim + (self.longest if self.kind == "onehot" else 0)
 
-    def used(self, varying: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    def used(self, varying: NumpyArray | None) -> NumpyArray:
         """Which coordinates of an encoded token and its constant 1 may be nonzero.
 
         `varying` (dim,) are those of the token itself; None stands for all.
@@ -72,9 +71,9 @@ class Positions:
         codes = backend.like(np.eye(count, self.longest), tokens)
         return xp.concat([tokens, xp.broadcast_to(codes, (tokens.shape[0], *codes.shape))], axis=2)
 
-    def _table(self, count: int) -> np.ndarray[Any, Any]:
+    def _table(self, count: int) -> NumpyArray:
         """Encodings of positions 0 .. count - 1, which do not depend on the count."""
-        table: np.ndarray[Any, Any]
+        table: NumpyArray
         if self.kind == "sinusoidal":
             table = _waves(count, self.dim)
         else:
@@ -83,7 +82,7 @@ class Positions:
         return table
 
 
-def _waves(count: int, dim: int) -> np.ndarray[Any, Any]:
+def _waves(count: int, dim: int) -> NumpyArray:
     """Sines in the even and cosines in the odd coordinates, (count, dim)."""
     pairs = -(-dim // 2)
     angles = np.arange(count)[:, None] / 10_000.0 ** (np.arange(pairs) / pairs)

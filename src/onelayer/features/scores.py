@@ -10,17 +10,15 @@ from __future__ import annotations
 import operator
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from sklearn.exceptions import UndefinedMetricWarning
 
 from onelayer.array import backend
+from onelayer.array.backend import NumpyArray
 from onelayer.data.standardization import Standardization
 from onelayer.features import validation
 from onelayer.features.examples import CheckedChunk, GivenExamples, OfSets, valid
-
-Matrix = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -28,13 +26,13 @@ class Scatter:
     """The weighted mean of rows of numbers and the squares about it, for every column (t,)."""
 
     weight: float
-    mean: Matrix
-    squares: Matrix  # weighted squares of the distances from the mean
-    least: Matrix
-    most: Matrix
+    mean: NumpyArray
+    squares: NumpyArray  # weighted squares of the distances from the mean
+    least: NumpyArray
+    most: NumpyArray
 
     @property
-    def variance(self) -> Matrix:
+    def variance(self) -> NumpyArray:
         return self.squares / self.weight
 
     def __add__(self, other: Scatter) -> Scatter:
@@ -50,7 +48,7 @@ class Scatter:
         )
 
 
-def scatter(values: Matrix, weights: Matrix) -> Scatter:
+def scatter(values: NumpyArray, weights: NumpyArray) -> Scatter:
     """Of rows of values (n, t) with weights (n,).
 
     >>> two, one = np.array([[1.0], [3.0]]), np.array([[8.0]])
@@ -90,7 +88,7 @@ class _TargetErrors:
     """The scatter of targets, and weighted squares (t,) of the errors of their predictions."""
 
     scatter: Scatter
-    squares: Matrix
+    squares: NumpyArray
 
     def __add__(self, other: _TargetErrors) -> _TargetErrors:
         return _TargetErrors(self.scatter + other.scatter, self.squares + other.squares)
@@ -113,7 +111,7 @@ def _errors(
 
 def _rights(
     checked: CheckedChunk | Exception, predict: OfSets, standard: Standardization | None
-) -> Matrix:
+) -> NumpyArray:
     """The weight of the examples whose labels are right, and that of all."""
     chunk = valid(checked)
     right = chunk.targets == _predicted(chunk, predict, standard)
@@ -121,9 +119,11 @@ def _rights(
     return np.array([np.sum(weights * right), np.sum(weights)])
 
 
-def _predicted(chunk: CheckedChunk, predict: OfSets, standard: Standardization | None) -> Matrix:
+def _predicted(
+    chunk: CheckedChunk, predict: OfSets, standard: Standardization | None
+) -> NumpyArray:
     return backend.to_numpy(predict(replace(chunk.sets, standard=standard)))
 
 
-def _weights(chunk: CheckedChunk) -> Matrix:
+def _weights(chunk: CheckedChunk) -> NumpyArray:
     return np.ones(len(chunk.sets)) if chunk.weights is None else backend.to_numpy(chunk.weights)

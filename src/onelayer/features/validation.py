@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
 from onelayer.array import backend, checks
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 from onelayer.data import sets as sets_module
 from onelayer.data import sources
 from onelayer.data.sets import SetRules, Sets
@@ -94,11 +94,9 @@ def columns(targets: Array, row_scale: Array | None) -> Array:
     return found if row_scale is None else found * row_scale[:, None]
 
 
-def as_labels(y: Any, examples: Sets, name: str = "y") -> np.ndarray[Any, Any]:
+def as_labels(y: Any, examples: Sets, name: str = "y") -> NumpyArray:
     """y (n,) in numpy, one label of any kind for each example."""
-    labels: np.ndarray[Any, Any] = column_or_1d(
-        backend.to_numpy(y) if backend.is_array(y) else y, warn=True
-    )
+    labels: NumpyArray = column_or_1d(backend.to_numpy(y) if backend.is_array(y) else y, warn=True)
     _check_rows(labels, examples, name)
     if labels.dtype.kind == "f":
         backend.check_finite(labels, name)
@@ -106,7 +104,7 @@ def as_labels(y: Any, examples: Sets, name: str = "y") -> np.ndarray[Any, Any]:
     return labels
 
 
-def several_classes(classes: np.ndarray[Any, Any], examples: Sets) -> Array:
+def several_classes(classes: NumpyArray, examples: Sets) -> Array:
     """At least two classes; numbers are moved to the namespace of X, others stay in numpy."""
     if len(classes) < 2:
         raise ValueError(
@@ -118,7 +116,7 @@ def several_classes(classes: np.ndarray[Any, Any], examples: Sets) -> Array:
     return backend.as_device(classes, examples.sample)
 
 
-def one_hot(index: np.ndarray[Any, Any], count: int, examples: Sets) -> Array:
+def one_hot(index: NumpyArray, count: int, examples: Sets) -> Array:
     """+1 for the class of an example and -1 for others, (n, count), or (n,) for two classes."""
     hot = 2.0 * np.eye(count)[index] - 1.0
     return backend.like(hot[:, 1] if count == 2 else hot, backend.double(examples.sample))

@@ -20,7 +20,7 @@ from onelayer.features.activations.relu import RELU
 from onelayer.features.kernels import attention, base
 from onelayer.features.kernels.attention import AttentionKernel
 from onelayer.features.kernels.mlp import MLPKernel
-from onelayer.features.positions import Positions
+from onelayer.features.positions import PositionalEncoding
 
 
 @pytest.fixture(params=kernel_kinds.KINDS[1:])
@@ -350,7 +350,7 @@ ERF = Activation("erf", special.erf, homogeneous=False, moments=erf_moments)
 def test_attention_kernel_of_an_activation_that_is_not_homogeneous():
     X = inputs.gaussian(5, 3, 2)
     heads = attention_features.draw(
-        20_000, 0.0, Positions(None, 2, 3), 1, np.random.default_rng(0), activation=ERF
+        20_000, 0.0, PositionalEncoding(None, 2, 3), 1, np.random.default_rng(0), activation=ERF
     )
     features = all_features(heads, X)
     kernel = base.matrix(AttentionKernel(None, "first", ERF), as_sets(X))

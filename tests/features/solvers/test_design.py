@@ -13,14 +13,14 @@ from onelayer.data import sources
 from onelayer.data.chunks import Streamed
 from onelayer.data.sets import as_sets
 from onelayer.features import attention_features, mlp_features
-from onelayer.features.positions import Positions
+from onelayer.features.positions import PositionalEncoding
 from onelayer.features.solvers import design
 from onelayer.features.solvers.design import Design, Panels
 
 
 def draw(heads=6, dim=3, depth=1):
     return attention_features.draw(
-        heads, 0.5, Positions(None, dim, 5), depth, np.random.default_rng(0)
+        heads, 0.5, PositionalEncoding(None, dim, 5), depth, np.random.default_rng(0)
     )
 
 

@@ -21,7 +21,7 @@ from onelayer.features.kernels import base
 from onelayer.features.kernels.attention import AttentionKernel
 from onelayer.features.kernels.base import Kernel
 from onelayer.features.kernels.mlp import MLPKernel
-from onelayer.features.positions import Positions
+from onelayer.features.positions import PositionalEncoding
 
 
 def attention_kernel(
@@ -108,7 +108,7 @@ def mlp_kernel(
 
 def attention_kernel_for(bias: Any, query: Any, sets: Sets) -> AttentionKernel:
     """The kernel that a user's parameters describe, for examples like `sets`."""
-    matrix = bias_matrix(validation.as_bias(bias), Positions(None, sets.dim, sets.longest))
+    matrix = bias_matrix(validation.as_bias(bias), PositionalEncoding(None, sets.dim, sets.longest))
     relu = activations.get("relu")
     return AttentionKernel(matrix if matrix.any() else None, queries.checked(query), relu)
 

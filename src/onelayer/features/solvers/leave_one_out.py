@@ -16,12 +16,12 @@ the sum of the weights.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from onelayer.array import backend, linalg
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 from onelayer.data.progress import Progress
 from onelayer.features.progress import Track, ticking
 from onelayer.features.solvers import intercept
@@ -56,8 +56,8 @@ def _eigh_or_empty(matrix: Array) -> tuple[Array, Array]:
 
 
 def _from_spectrum(
-    values: Array, vectors: Array, targets: Array, path: np.ndarray[Any, Any]
-) -> tuple[Array, np.ndarray[Any, Any]]:
+    values: Array, vectors: Array, targets: Array, path: NumpyArray
+) -> tuple[Array, NumpyArray]:
     xp = backend.namespace(targets)
     inverse = _inverse(values, path)
     rotated = backend.transpose(vectors) @ targets
@@ -78,7 +78,7 @@ def by_features(
     largest: Array,
     track: Track,
     centre: Centre | None = None,
-) -> tuple[Array, np.ndarray[Any, Any]]:
+) -> tuple[Array, NumpyArray]:
     """Weights (p, t) and penalties from the lower triangle of G (p, p), moments Φᵀ y and Φ again.
 
     `largest` (t,) has the largest |y| of every target. With an intercept G and the moments are
@@ -109,7 +109,7 @@ class _LeaveOneOutFactors(NamedTuple):
 
 def _left_out(
     phi: Panels, targets: Array, spectrum: _LeaveOneOutFactors, progress: Progress
-) -> np.ndarray[Any, Any]:
+) -> NumpyArray:
     """The squared errors of all examples when they are left out, (alphas, t)."""
     vectors, inverse, rotated, size, centre = spectrum
     xp = backend.namespace(vectors)
@@ -141,15 +141,15 @@ def _nonzero(largest: Array) -> Array:
     return xp.where(largest > 0, largest, xp.ones_like(largest))
 
 
-def _path(values: Array) -> np.ndarray[Any, Any]:
+def _path(values: Array) -> NumpyArray:
     """The α to try, above the rounding errors of the eigenvalues."""
     largest = float(values[-1])
     least = values.shape[0] * backend.epsilon(values)
-    path: np.ndarray[Any, Any] = (largest if largest > 0 else 1.0) * _PATH[least <= _PATH]
+    path: NumpyArray = (largest if largest > 0 else 1.0) * _PATH[least <= _PATH]
     return path
 
 
-def _above_noise(values: Array, mean: float) -> tuple[Array, np.ndarray[Any, Any]]:
+def _above_noise(values: Array, mean: float) -> tuple[Array, NumpyArray]:
     """Eigenvalues about a mean, zero if they are rounding errors, and the α to try.
 
     `mean` is about the eigenvalue that was removed with the mean of the features; rounding errors
@@ -160,11 +160,11 @@ def _above_noise(values: Array, mean: float) -> tuple[Array, np.ndarray[Any, Any
     noise = max(values.shape[0], 1) * backend.epsilon(values) * (max(largest, 0.0) + mean)
     if not largest > noise:  # also where it is not a number
         return xp.zeros_like(values) * values, np.array([mean if mean > 0 else 1.0])
-    path: np.ndarray[Any, Any] = largest * _PATH
+    path: NumpyArray = largest * _PATH
     return xp.where(values > noise, values, xp.zeros_like(values)), path[path >= noise]
 
 
-def _inverse(values: Array, path: np.ndarray[Any, Any]) -> Array:
+def _inverse(values: Array, path: NumpyArray) -> Array:
     """1 / (λ + α), (eigenvalues, alphas)."""
     xp = backend.namespace(values)
     positive = xp.where(values > 0, values, xp.zeros_like(values))
@@ -175,9 +175,9 @@ def _with_the_best(
     values: Array,
     vectors: Array,
     rotated: Array,
-    path: np.ndarray[Any, Any],
-    errors: np.ndarray[Any, Any],
-) -> tuple[Array, np.ndarray[Any, Any]]:
+    path: NumpyArray,
+    errors: NumpyArray,
+) -> tuple[Array, NumpyArray]:
     """The coefficients of the α of least error (alphas, t) for every target, and these α.
 
     Of equally good ones the largest is taken, so that rounding does not decide.

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from onelayer.array import backend, linalg
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 from onelayer.features.progress import Track
 from onelayer.features.solvers import nested_sizes
 from onelayer.features.solvers.design import Panels
@@ -145,9 +145,9 @@ def _predictions(phi: Panels, dual: Array, columns: Columns, track: Track) -> tu
     return weights, fitted
 
 
-def _relative(residual: Array, right: Array, targets: int) -> np.ndarray[Any, Any]:
+def _relative(residual: Array, right: Array, targets: int) -> NumpyArray:
     """|residual| / |right| of every size, for the worst of its targets."""
     norms = [np.linalg.norm(backend.to_numpy(matrix), axis=0) for matrix in (residual, right)]
     relative = norms[0] / np.where(norms[1] == 0, 1.0, norms[1])
-    worst: np.ndarray[Any, Any] = relative.reshape(-1, targets).max(axis=1)
+    worst: NumpyArray = relative.reshape(-1, targets).max(axis=1)
     return worst

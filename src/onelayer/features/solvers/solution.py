@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from onelayer.array import backend
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 
 Alpha = float | None  # the penalty; None if it is chosen by leave-one-out
 
@@ -16,7 +14,7 @@ class RidgeSolution(NamedTuple):
     """Coefficients and intercept, one column for each target."""
 
     coefficients: Array  # (rows, t)
-    alphas: np.ndarray[Any, Any]  # (t,), the penalty of every target
+    alphas: NumpyArray  # (t,), the penalty of every target
     intercept: Array  # (t,), zeros without an intercept
 
     def as_device(self, reference: Array) -> RidgeSolution:
