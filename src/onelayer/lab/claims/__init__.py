@@ -1,4 +1,17 @@
-"""One file a claim, with `CLAIM` in it: its prediction, how it is measured, and when it holds."""
+"""The claims, one file each.
+
+To add a claim, add a file here with
+
+- `SETTINGS`, made by `by_size`: the parameters of the cells at the sizes quick, default and paper;
+- `measure`, which returns the measured values of one cell for its parameters;
+- `judge`, which returns the checks of the verdict for the results of all cells;
+- `draw`, which draws the results into a figure;
+- `CLAIM`, a `Claim` or `Conjecture` with these and with the texts of the report.
+
+The name of the claim is that of the file. It is then listed, run, judged, drawn and reported. Its
+test goes to `tests/lab/claims`. `rules`, `figures`, `learning_setup` and `recovery_setup` in
+`onelayer.lab` have parts that several claims use.
+"""
 
 from __future__ import annotations
 

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from onelayer.lab import figures, recovery_setup, rules
-from onelayer.lab.claim import (
-    SECOND_PAPER,
-    Check,
-    Conjecture,
-    Measured,
-    Results,
-    Undecided,
-    by_size,
-)
+from onelayer.lab import claim, figures, recovery_setup, rules
+from onelayer.lab.claim import SECOND_PAPER, Check, Conjecture, Measured, Results, Undecided
 from onelayer.lab.figures import Figure
 from onelayer.lab.grids import grid_by_method
 from onelayer.lab.recovery_setup import CLAIMED, EXACT, NEAR, Method
@@ -22,7 +14,7 @@ WORSE = 4.0  # times the error of Boolean inputs, at most: as with 16 times fewe
 ASKED = {"sculpt": NEAR, "refine": EXACT}
 NAMES = {"sculpt": "six phases, not polished", "refine": "Gauss-Newton steps"}
 MAX_STEPS = 200  # for Gauss-Newton steps: with enough examples they take 10 to 40
-SETTINGS = by_size(
+SETTINGS = claim.by_size(
     kind=["boolean", "gaussian", "sphere"],
     heads=(2, 2, 3),
     dim=(8, 8, 12),

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from onelayer.lab import figures, recovery_setup, rules
-from onelayer.lab.claim import (
-    SECOND_PAPER,
-    Check,
-    Conjecture,
-    Measured,
-    Results,
-    Undecided,
-    by_size,
-)
+from onelayer.lab import claim, figures, recovery_setup, rules
+from onelayer.lab.claim import SECOND_PAPER, Check, Conjecture, Measured, Results, Undecided
 from onelayer.lab.figures import Axes, Figure
 from onelayer.lab.grids import grid_by_method
 from onelayer.lab.recovery_setup import CLAIMED, NEAR, Method
@@ -29,7 +21,7 @@ AT_THE_FLOOR = 0.9
 SURVIVED = 0.01  # the noise up to which the six phases find heads
 MAX_STEPS = 500  # a search that recognises noise takes about 200
 LEVELS = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1]
-SETTINGS = by_size(
+SETTINGS = claim.by_size(
     noise=([1e-5, 1e-2], LEVELS, LEVELS),
     heads=(2, 2, 3),
     dim=(8, 8, 12),
