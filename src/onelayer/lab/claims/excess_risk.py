@@ -54,14 +54,16 @@ def judge(results: Results) -> list[Check]:
     growths = {name: list(_growths(results, name)) for name in TARGETS}
     if not any(rates.values()) or not any(growths.values()):
         raise Undecided(f"the largest size is too small for an error of {ERROR}")
+    worst = [max(found, key=lambda growth: growth.excess) for found in growths.values() if found]
     return [
         *(_fast_enough(name, found) for name, found in rates.items() if found),
-        _no_faster([found for found in growths.values() if found]),
+        Check(
+            f"examples needed grow with d no faster than predicted, up to {SLACK:g} times",
+            "; ".join(map(str, worst)),
+            max(growth.excess for growth in worst) <= SLACK,
+        ),
         _ranked(results),
     ]
-
-
-# How fast the error falls
 
 
 def _rates(results: Results, name: str) -> Iterator[float]:
@@ -87,9 +89,6 @@ def _fast_enough(name: str, rates: list[float]) -> Check:
         f"n^{max(rates):.2f}, the slowest of {len(rates)}",
         max(rates) <= RATE,
     )
-
-
-# How many examples are needed
 
 
 class Growth(NamedTuple):
@@ -132,27 +131,17 @@ def _order(name: str, dim: int) -> float:
     return bounds.sample_size("rfa", TARGETS[name](dim), error=ERROR)
 
 
-def _no_faster(growths: list[list[Growth]]) -> Check:
-    worst = [max(of_target, key=lambda growth: growth.excess) for of_target in growths]
-    return Check(
-        f"examples needed grow with d no faster than predicted, up to {SLACK:g} times",
-        "; ".join(map(str, worst)),
-        max(growth.excess for growth in worst) <= SLACK,
-    )
-
-
 def _ranked(results: Results) -> Check:
-    wrong, count = [], 0
-    for dim, noise, part in _curves(results):
+    wrong, curves = [], list(_curves(results))
+    for dim, noise, part in curves:
         order = sorted(TARGETS, key=lambda name: _order(name, dim))
         sizes = [part.median(f"needed {name}") for name in order]
-        count += 1
         if any(harder < easier for easier, harder in pairwise(sizes)):
             listed = ", ".join(f"{name}: {n:.0f}" for name, n in zip(order, sizes, strict=True))
             wrong.append(f"; not with d = {dim}, noise {noise:g} ({listed})")
     return Check(
         "targets with a larger B(f)/Var need more examples",
-        f"{count - len(wrong)} of {count} learning curves{''.join(wrong)}",
+        f"{len(curves) - len(wrong)} of {len(curves)} learning curves{''.join(wrong)}",
         not wrong,
     )
 
@@ -194,12 +183,8 @@ def _draw_sizes(axes: Axes, results: Results) -> None:
         line = [found[0] * order / orders[0] for order in orders]
         figures.predicted(axes, orders, line, label, number)
         label = ""
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel=f"predicted order, $B(f) / \\mathrm{{Var}} / {ERROR}^2$",
-        ylabel=f"examples needed for {ERROR}",
-    )
+    xlabel = f"predicted order, $B(f) / \\mathrm{{Var}} / {ERROR}^2$"
+    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=f"examples needed for {ERROR}")
 
 
 CLAIM = Claim(

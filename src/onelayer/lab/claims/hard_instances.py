@@ -90,7 +90,8 @@ def judge(results: Results) -> list[Check]:
     ends = [(factor[min(factor)], factor[max(factor)]) for factor in factors.values()]
     hard = results.where(layer="parity")
     refused = sum(not cell["sculpt_converged"] for cell in hard)
-    reasons = ", ".join(sorted({cell["sculpt_reason"] for cell in hard}))
+    reasons = sorted({cell["sculpt_reason"] for cell in hard})
+    listed = f"{refused} of {len(hard)}: {', '.join(reasons)}"
     wrong = sum(cell["wrong_claims"] for cell in results)
     heads = max((cell["head_error"] for cell in hard if cell["times"] is not None), default=0.0)
     return [
@@ -109,11 +110,7 @@ def judge(results: Results) -> list[Check]:
             "; ".join(f"{fewest:.2g} to {most:.2g}" for fewest, most in ends),
             all(most > fewest for fewest, most in ends),
         ),
-        Check(
-            "the six phases refuse every parity",
-            f"{refused} of {len(hard)}: {reasons}",
-            refused == len(hard),
-        ),
+        Check("the six phases refuse every parity", listed, refused == len(hard)),
         Check(
             f"no result that is said to be right has outputs off by more than {NEAR:.0%}",
             f"{wrong} (where outputs of parities are right, heads are off by up to {heads:.0%})",
@@ -140,12 +137,8 @@ def least_times(results: Results, layer: str) -> dict[int, float]:
 
 def at_least(results: Results) -> Results:
     """The same cells, where what was not learned takes twice the most that was tried."""
-    return Results(
-        tuple(
-            replace(cell, measured={"times": cell["times"] or 2 * cell["tried"]})
-            for cell in results
-        )
-    )
+    known = [{"times": cell["times"] or 2 * cell["tried"]} for cell in results]
+    return Results(tuple(replace(c, measured=m) for c, m in zip(results, known, strict=True)))
 
 
 def by_tokens(values: dict[int, dict[int, float]]) -> str:

@@ -141,14 +141,11 @@ def _found(met: Results, way: str, limit: float, what: str) -> Check:
 
 def _none_wrong(results: Results, way: str) -> Check:
     """Whether no layer that is called converged is wrong."""
-    claimed = [cell for cell in results if cell[f"{way} converged"]]
-    wrong = []
-    for cell in claimed:
-        error = cell[f"{way} error"]
-        error = math.inf if error is None else error
-        if error > _limit(way, cell["family"]):
+    errors, count, wrong = results.numbers(f"{way} error"), 0, []
+    for cell, error in zip(results, errors, strict=True):
+        count += cell[f"{way} converged"]
+        if cell[f"{way} converged"] and error > _limit(way, cell["family"]):
             wrong.append(f"{cell['family']} {cell['step']:g}: {error:.2g}")
-    count = len(claimed)
     return Check(
         f"{_NAMES[way]}: no layer that is called converged is wrong",
         ", ".join(wrong) or f"none of {count}; {len(results) - count} are not called so",
