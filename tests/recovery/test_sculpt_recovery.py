@@ -158,7 +158,7 @@ def test_the_arguments_are_left_as_they_were(good):
 
 
 def test_a_weak_head_is_found_by_polishing_where_its_number_is_not_known():
-    layer, X, _ = examples()
+    layer, X, _ = examples(n=10_000, dim=6, seed=1)
     layer = AttentionLayer(layer.attention, layer.projection * [[[1.0]], [[0.01]]])
     rough = recover(X, layer(X), heads="auto", method="sculpt", polish=False)
     assert not (rough.converged and rough.layer.heads < 2)

@@ -47,11 +47,7 @@ _NEEDED = {
     "effective rank": (1.1, True, "least (Frobenius norm / spectral norm)² of a Θ"),
     "singular gap": (0.0, True, "closest two singular values of a Θ, over its largest"),
     "sum size": (0.35, True, "norm of the sum of the W, over that of all W side by side"),
-    "sum conditioning": (
-        1e-6,
-        True,
-        "least singular value of the sum of the W, over the largest",
-    ),
+    "sum conditioning": (1e-6, True, "least singular value of the sum of the W over the largest"),
     "attention independence": (0.1, True, "least singular value of the Θ as unit vectors"),
     "projection independence": (0.12, True, "least singular value of the W as unit vectors"),
 }
