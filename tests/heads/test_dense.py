@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from onelayer.array.backend import namespace, to_numpy
 from onelayer.heads import dense
 from onelayer.heads.base import Tokens
-from onelayer.heads.softmax import allowed_pairs
 
 
 def gaussian(*shape, seed=0):
@@ -56,23 +55,6 @@ def test_constant_is_the_last_coordinate_of_every_token(xp_array):
     np.testing.assert_array_equal(extended, np.concatenate([X, np.ones((2, 3, 1))], axis=2))
 
 
-@given(data=st.data(), n=st.integers(1, 3), tokens=st.integers(1, 4), causal=st.booleans())
-def test_allowed_pairs_match_the_loops(xp_array, data, n, tokens, causal):
-    rows = st.lists(st.booleans(), min_size=tokens, max_size=tokens)
-    mask = data.draw(st.none() | st.lists(rows, min_size=n, max_size=n))
-    X = xp_array(np.ones((n, tokens, 2)))
-    array = None if mask is None else xp_array(np.array(mask))
-    allowed = allowed_pairs(array, causal, X)
-    if mask is None and not causal:
-        assert allowed is None
-        return
-    allowed = np.broadcast_to(to_numpy(allowed), (n, tokens, tokens))
-    for example in range(n):
-        for row in range(tokens):
-            keys = oracles.allowed_keys(row, tokens, mask and mask[example], causal)
-            assert np.flatnonzero(allowed[example, row]).tolist() == keys
-
-
 @given(
     sizes=st.tuples(*[st.integers(1, 4)] * 4),
     dtype=st.sampled_from(["f4", "f8"]),
@@ -104,9 +86,9 @@ def test_weights_and_features_match_the_loops(xp_array, sizes, dtype, masked, se
         np.testing.assert_allclose(features[example, row, head], attended, rtol=0, atol=tolerance)
 
 
-def test_rows_of_weights_sum_to_one_or_to_nothing(xp_array):
-    keys, theta = xp_array(gaussian(1, 3, 2)), dense.pack(xp_array(gaussian(2, 2, 2)))
-    allowed = np.array([[[True, True, False], [False, False, False], [False, False, True]]])
-    weights = dense.attention(Tokens(keys, keys), theta, xp_array(allowed))
-    sums = to_numpy(weights).sum(axis=-1).reshape(3, 2)
-    np.testing.assert_allclose(sums, [[1, 1], [0, 0], [1, 1]], rtol=1e-14)
+def test_scores_vjp_is_the_transpose_of_scores(xp_array):
+    tokens = Tokens(xp_array(gaussian(4, 3, 3)), xp_array(gaussian(4, 3, 2, seed=1)))
+    theta, change = gaussian(3, 4, seed=2), gaussian(4, 6, 3, seed=3)  # two heads with a key bias
+    there = np.sum(to_numpy(dense.scores(tokens, xp_array(theta))) * change)
+    back = np.sum(theta * to_numpy(dense.scores_vjp(tokens, xp_array(change))))
+    assert back == pytest.approx(there)

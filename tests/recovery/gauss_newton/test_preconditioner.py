@@ -1,4 +1,4 @@
-"""How strongly outputs answer to single heads, against loops over rows."""
+"""How strongly outputs respond to single heads, against loops over rows."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def assert_close(found, expected, relative):
     np.testing.assert_allclose(to_numpy(found), expected, rtol=0, atol=relative * size)
 
 
-def answers_by_loops(case, weights):
+def responses_by_loops(case, weights):
     """Σ_a V_a W_i W_iᵀ V_a over the number of rows, head by head."""
     X, _ = case.whitened()
     heads, dim, _ = case.attention.shape
@@ -44,28 +44,28 @@ def answers_by_loops(case, weights):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_answers_are_those_of_single_heads(xp_array, variant):
+def test_responses_are_those_of_single_heads(xp_array, variant):
     case = random_case(2, **{"n": 30, "tokens": 3, **variant})
     fit = case.fit(xp_array, per_block=7)
-    answer = preconditioner.preconditioner(fit, jacobian.jacobian(fit))
-    expected = answers_by_loops(case, fit.weights)
+    found = preconditioner.preconditioner(fit, jacobian.jacobian(fit))
+    expected = responses_by_loops(case, fit.weights)
     rng = np.random.default_rng(0)
     direction = rng.standard_normal(fit.theta.shape)
     dim = case.X.shape[2]
     values, vectors = np.linalg.eigh(expected)
     mean = values.mean(axis=1, keepdims=True)
-    if mean.max() == 0:  # one token: outputs answer to nothing
-        assert answer is None
+    if mean.max() == 0:  # one token: outputs respond to nothing
+        assert found is None
         return
     values = np.maximum(values, 1e-3 * mean)
     matrices = (vectors * values[:, None, :]) @ vectors.transpose(0, 2, 1)
     there = dense.pack(dense.by_head(direction, dim) @ matrices)
-    found = answer.times(like(direction, fit.theta), 1.0)
-    assert_close(found, there, 1e-4)
-    assert_close(answer.times(found, -1.0), direction, 1e-6)
+    times = found.times(like(direction, fit.theta), 1.0)
+    assert_close(times, there, 1e-4)
+    assert_close(found.times(times, -1.0), direction, 1e-6)
 
 
-def test_there_is_no_answer_of_an_idle_head():
+def test_there_is_no_preconditioner_with_an_idle_head():
     case = random_case(2, n=40, tokens=3, heads=2)
     fit = case.fit()
     assert preconditioner.preconditioner(fit, jacobian.jacobian(fit)) is not None
