@@ -414,10 +414,7 @@ def test_a_file_without_the_arrays(tmp_path, examples, output, missing, suffix):
     [
         ({"X": np.ones((4, 3))}, "X has shape (4, 3), expected three axes (examples, tokens, dim)"),
         ({"X": np.full((4, 2, 3), np.nan)}, "X has 24 NaN or infinite entries, expected finite"),
-        (
-            {"Y": np.ones((5, 2, 3))},
-            "X has 4 examples, but Y has 5: expected one output an example",
-        ),
+        ({"Y": np.ones((5, 2, 3))}, "Y has 5 rows, expected 4: one for each example of X"),
         ({"Y": np.ones((4, 2, 3)) * 1j}, "Y has dtype complex128, expected real numbers"),
         ({"X": np.full((4, 2, 3), "a")}, "X has dtype <U1, expected real numbers"),
         ({"mask": np.ones((4, 9))}, "mask has shape (4, 9), expected (4, 2): one entry per token"),
