@@ -1,7 +1,5 @@
-from dataclasses import replace
-
 import numpy as np
-from cases import missing_one
+from cases import missing_one, with_outputs
 
 from onelayer.array.backend import to_numpy
 from onelayer.heads import dense
@@ -72,8 +70,7 @@ def test_when_time_is_spent_the_fit_to_few_examples_is_the_end():
 def test_an_exact_fit_to_few_examples_that_others_do_not_have_is_none():
     strategy, _, true = searching()
     off = np.random.default_rng(0).standard_normal(strategy.search.held_out.Y.shape)
-    strategy.search.held_out = replace(
-        strategy.search.held_out, Y=strategy.search.held_out.Y + 1e-6 * off
-    )
+    held_out = strategy.search.held_out
+    strategy.search.held_out = with_outputs(held_out, held_out.Y + 1e-6 * off)
     outcome = strategy.fit("start", true, 3, FAST)
     assert outcome.fit.batches.examples == strategy.search.problem.examples
