@@ -243,7 +243,7 @@ def as_they_are(X, Y, held_out=()):
     """Examples for the phases in the coordinates in which they are given."""
     spread = hold(frame_as_it_is(X, Y), X, Y, None)
     held_out = np.array(held_out, dtype=int)
-    equations = (len(X) - len(held_out)) * X.shape[1] * Y.shape[2]
+    equations = (X.shape[0] - len(held_out)) * X.shape[1] * Y.shape[2]
     return examples.Examples(replace(spread, held_out=held_out, equations=equations))
 
 
