@@ -273,6 +273,8 @@ def test_a_narrow_screen_shows_numbers_and_names_whole(sound, monkeypatch):
     assert "projection independence" in result.stdout
     assert "meaning" not in result.stdout
     assert "meaning" in run("conditions", sound).stdout
+    monkeypatch.setattr(terminal.out, "width", 60)
+    assert "…" not in run("conditions", sound, "--survey", 3).stdout
 
 
 def test_a_layer_that_was_recovered_can_be_judged(file, output):

@@ -121,17 +121,19 @@ def _of_layer(layer: AttentionLayer, samples: int | None, seed: int) -> tuple[li
     found = conditions(layer)
     met = sum(condition.holds for condition in found.values())
     random, notes = _survey(layer, samples, seed, scale=2.0)
+    names, title = {"condition": list(found)}, f"Conditions of {layer}"
     columns = {
-        "condition": list(found),
         "measured": [f"{condition.measured:.3g}" for condition in found.values()],
         "needed": _needed(found),
         "holds": ["[green]yes" if c.holds else "[red]no" for c in found.values()],
         **random,
     }
-    if not random or out.width >= _WIDE:
-        columns["meaning"] = [condition.meaning for condition in found.values()]
-    table = _table(columns, f"Conditions of {layer}")
-    return [table, f"{met} of {len(found)} conditions hold.", *notes], met == len(found)
+    if random and out.width < _WIDE:
+        tables = _fitting_tables(names, columns, title)
+    else:
+        meanings = {"meaning": [condition.meaning for condition in found.values()]}
+        tables = [_table(names | columns | meanings, title)]
+    return [*tables, f"{met} of {len(found)} conditions hold.", *notes], met == len(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,13 +248,13 @@ def _table(columns: Columns, title: str | None = None) -> Table:
     return table
 
 
-def _fitting_tables(fixed: Columns, columns: Columns) -> list[Table]:
+def _fitting_tables(fixed: Columns, columns: Columns, title: str | None = None) -> list[Table]:
     """As few tables as fit on the screen, each with the fixed columns and some of the others."""
     unbounded = out.options.update(max_width=10_000)
     names = list(columns)
     for size in range(len(names), 0, -1):
         parts = [names[i : i + size] for i in range(0, len(names), size)]
-        tables = [_table(fixed | {name: columns[name] for name in part}) for part in parts]
+        tables = [_table(fixed | {name: columns[name] for name in part}, title) for part in parts]
         if all(out.measure(t, options=unbounded).maximum <= out.width for t in tables):
             break
     return tables
