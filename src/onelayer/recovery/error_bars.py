@@ -47,8 +47,6 @@ CONFIDENCE = 0.95
 _DRAWS = 6
 _MARGIN = 2.0  # the smallest singular value is found up to a part of it, and from above
 _COMPARED = 4000  # rows that are compared
-
-
 # Error bars are computed from at least this many equations per unknown, scores and rows per number
 # that they determine, and examples: roughly first, then carefully.
 _ENOUGH = ((6.0, 6.0, 1), (6.0, 8.0, 100))

@@ -16,8 +16,9 @@ import numpy as np
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
+from onelayer.heads import dense
 from onelayer.heads.base import TangentSpace
-from onelayer.heads.dense import FULL_SPACE, flat_tokens, side_by_side
+from onelayer.heads.dense import FULL_SPACE, flat_tokens
 from onelayer.heads.softmax import softmax_jvp
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.gauss_newton.batches import (
@@ -120,10 +121,11 @@ def _with_images(
     inverse: Array,
 ) -> Jacobian:
     """The products with these weights, tokens projected by them."""
-    projections = varpro.projections(weights, batches)
-    heads, _, out_dim = projections.shape
-    work = partial(_images, projections=side_by_side(projections), heads=heads)
-    images = batches.persist(map_blocks(work, blocks), heads * out_dim, backend.itemsize(weights))
+    heads = (int(weights.shape[0]) - int(batches.output_bias)) // batches.dim
+    projections, _ = dense.unpack_weights(weights, heads, batches.dim)
+    work = partial(_images, projections=dense.side_by_side(projections), heads=heads)
+    numbers = heads * weights.shape[1]
+    images = batches.persist(map_blocks(work, blocks), numbers, backend.itemsize(weights))
     return Jacobian(batches, blocks, attended, images, weights, inverse)
 
 

@@ -80,14 +80,7 @@ class Fit:
     @property
     def projection(self) -> Array:
         """The projections (m, d, e)."""
-        return projections(self.weights, self.batches)
-
-
-def projections(weights: Array, batches: Batches) -> Array:
-    """The projections (m, d, e) in weights (F, e)."""
-    rows = int(weights.shape[0]) - int(batches.output_bias)
-    shape = (rows // batches.dim, batches.dim, weights.shape[1])
-    return backend.namespace(weights).reshape(weights[:rows, :], shape)
+        return dense.unpack_weights(self.weights, self.heads, self.batches.dim)[0]
 
 
 def attend(block: Block, theta: Array, output_bias: bool) -> Attended:
