@@ -1,19 +1,19 @@
-"""Is `recover` ever confident and wrong?
+"""Does `recover` ever converge to a wrong layer?
 
 `bars` recovers layers from examples of many kinds: badly scaled, nearly flat, repeated, rounded,
-noisy (families.py). It compares the true errors of every head with the bars of the certificate. A
-run has converged and is wrong if a head is off by more than three times its bar and by more than
-1 %. `models` hands `recover` as many examples that no layer of the model explains, none of which
-may converge, as examples with noise that one does, of which 95 % should (misfits.py).
+noisy (families.py). It compares the true errors of every head with the error bars of the
+certificate. A converged run is wrong if the error of a head exceeds three times its bar and 1 %.
+`models` runs `recover` on examples that no layer of the model explains, none of which may converge,
+and on equally many noisy examples of a layer, of which 95 % should (misfits.py).
 
     python benchmarks/certainty.py bars --out build/bars.jsonl          # 1,000 runs, half an hour
     python benchmarks/certainty.py models --out build/models.jsonl      # 200 runs of each kind
     python benchmarks/certainty.py bars --runs 8 --dims 4 --max-seconds 1
     python benchmarks/certainty.py models --runs 3 --dims 4 --examples 60 90 --max-seconds 1
 
-Every run is a function of its number. With `--out` one JSON line is kept of each, and runs with the
-same settings that are in the file already are not repeated. Take a new file after a change of the
-package: the records do not say by which version they were made.
+Every run is a function of its number. `--out` writes one JSON line per run, and runs with the same
+settings that are already in the file are not repeated. Use a new file after a change of the
+package: the records do not contain the version.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from rich.console import Console
 from rich.table import Table
 from trials import Record, attempt, numbers, run_all
 
-BARS_TO_EXCEED, ERROR_TO_EXCEED = 3.0, 0.01  # by both of which a converged head is called wrong
+BARS_TO_EXCEED, ERROR_TO_EXCEED = 3.0, 0.01  # a converged head beyond both is wrong
 HEAD_TOL = 0.1  # the default of `recover`: bars above it keep a run from converging
-MEASURABLE = 1e-9  # smaller errors are rounding: the ratio of a bar to them says nothing
+MEASURABLE = 1e-9  # smaller errors are rounding, and their ratio to a bar has no meaning
 EXPLAINED = ("EXACT", "NOISE_FLOOR", "APPROXIMATE", "HEADS_NOT_DETERMINED")
-INTERRUPTED = 130  # the exit status that a shell expects of it
+INTERRUPTED = 130  # the usual exit status after an interrupt
 JOBS = {"bars": 1000, "models": 200}
 DIMS = {"bars": families.DIMS, "models": misfits.DIMS}
 
@@ -68,12 +68,12 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("job", choices=JOBS)
-    parser.add_argument("--runs", type=int, help="1,000 for bars, 200 of each sort for models")
+    parser.add_argument("--runs", type=int, help="1,000 for bars, 200 of each kind for models")
     parser.add_argument("--dims", nargs="+", type=int, help="dimensions of a token to draw from")
     parser.add_argument("--examples", nargs=2, type=int, default=list(misfits.EXAMPLES))
-    parser.add_argument("--max-seconds", type=float, default=None, help="of a run")
+    parser.add_argument("--max-seconds", type=float, default=None, help="time limit of a run")
     parser.add_argument("--jobs", type=int, default=2, help="processes, each with one thread")
-    parser.add_argument("--out", type=Path, help="JSON lines, one a run")
+    parser.add_argument("--out", type=Path, help="file of JSON lines, one per run")
     options = parser.parse_args()
     options.runs = JOBS[options.job] if options.runs is None else options.runs
     return options
@@ -86,16 +86,16 @@ def bars_trial(run: int, dims: tuple[int, ...], max_seconds: float | None) -> Re
 def models_trial(
     run: int, dims: tuple[int, ...], examples: tuple[int, int], max_seconds: float | None
 ) -> Record:
-    """Even runs are misfits, odd ones are right."""
+    """A misfit for even runs, a right model for odd runs."""
     draw = misfits.right if run % 2 else misfits.misfit
     return attempt(draw(run // 2, dims=dims, examples=examples), run, max_seconds)
 
 
-# What the records say
+# Statistics of records
 
 
 def is_wrong(record: Record) -> bool:
-    """Whether a run has converged with a head that is off by far more than its bar."""
+    """Whether a run has converged although the error of a head far exceeds its bar."""
     if not record["converged"] or "attention_error" not in record:
         return False
     return any(
@@ -105,7 +105,7 @@ def is_wrong(record: Record) -> bool:
 
 
 def errors_and_bars(records: Iterable[Record], name: str) -> tuple[Any, Any]:
-    """True errors and bars of all heads of all records, side by side."""
+    """True errors and bars of all heads of all records, as two arrays."""
     compared = [r for r in records if f"{name}_error" in r]
     errors = [numbers(r[f"{name}_error"]) for r in compared]
     bars = [numbers(r[f"{name}_bar"]) for r in compared]
@@ -113,9 +113,9 @@ def errors_and_bars(records: Iterable[Record], name: str) -> tuple[Any, Any]:
 
 
 def coverage(records: Iterable[Record]) -> tuple[int, list[str], list[str]]:
-    """Heads with finite bars, the share of them within their bars, quantiles of bar/error.
+    """Number of heads with finite bars, shares of heads within their bars, quantiles of bar/error.
 
-    The shares are those of attention, projection and both; the quantiles are 5, 50 and 95 %.
+    The shares are for attention, projection and both; the quantiles are 5, 50 and 95 %.
     """
     records = list(records)
     attention, attention_bar = errors_and_bars(records, "attention")
@@ -248,7 +248,7 @@ def misfit_table(records: list[Record]) -> Table:
 
 
 def cause_named(kind: str, records: list[Record]) -> str:
-    """How often the advice has a word for the cause, where there is one to name."""
+    """Number of runs whose advice names the cause, or "-" if there is no cause to name."""
     words = misfits.KINDS[kind].words
     if not words:
         return "-"
@@ -270,7 +270,7 @@ def right_table(records: list[Record]) -> Table:
 
 
 def in_reach(record: Record) -> bool:
-    """Whether all bars are small enough to converge."""
+    """Whether all bars are small enough for the run to converge."""
     if "attention_bar" not in record:
         return False
     bars = [*numbers(record["attention_bar"]), *numbers(record["projection_bar"])]

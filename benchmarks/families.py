@@ -1,7 +1,7 @@
-"""Layers and examples of many kinds, from which a layer can be recovered or has to be refused.
+"""Layers and examples of many kinds: badly scaled, repeated, rounded, noisy.
 
-Every problem is a deterministic function of its run number. Three runs of four depart from plain
-inputs and exact outputs in one respect, every fourth in several at once.
+Every problem is a deterministic function of its run number. Three of four runs depart from plain
+inputs and exact outputs in one respect, every fourth in several.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGEST_HALF = 65504.0
 
 @dataclass(frozen=True)
 class Family:
-    """In which respects a problem departs from plain inputs and exact outputs."""
+    """Departures of a problem from plain inputs and exact outputs."""
 
     inputs: str = "gaussian"
     geometry: str = "plain"
@@ -66,7 +66,7 @@ def family_of(run: int, rng: np.random.Generator) -> tuple[str, Family]:
 
 
 def departures(labels: Record) -> str:
-    """In which respects a recorded problem departs, for people to read."""
+    """Departures of a recorded problem, as text."""
     usual = vars(Family())
     return ", ".join(
         f"{axis.replace('_', ' ')} {labels[axis]}" for axis in usual if labels[axis] != usual[axis]
@@ -74,7 +74,7 @@ def departures(labels: Record) -> str:
 
 
 def problem(run: int, dims: tuple[int, ...] = DIMS) -> Problem:
-    """The examples of a run, the layer they come from, and what the family is called."""
+    """The examples of a run, their layer, and the name of the family."""
     rng = np.random.default_rng(run)
     name, family = family_of(run, rng)
     d, k, m = int(rng.choice(dims)), int(rng.integers(3, 7)), int(rng.integers(1, 4))
@@ -89,7 +89,7 @@ def problem(run: int, dims: tuple[int, ...] = DIMS) -> Problem:
     if standardised:
         layer = with_score_scale(layer, X.astype(float), scale)
     Y = rounded(layer(X.astype(float)), family.outputs, rng)
-    if family.repetition == "examples copied":  # noise included, as a file that was joined twice
+    if family.repetition == "examples copied":  # with their noise, as in a file with duplicates
         X, Y = X[source], Y[source]
     labels = {"family": name, **vars(family), "dim": d, "tokens": k, "heads": m, "out_dim": e}
     labels |= {"rank": rank, "bias": bias, "examples": n, "equations": round(equations, 2)}
@@ -98,7 +98,7 @@ def problem(run: int, dims: tuple[int, ...] = DIMS) -> Problem:
 
 
 def examples_for(equations: float, d: int, k: int, m: int, e: int, bias: bool) -> int:
-    """As many examples as give this many equations per unknown."""
+    """Number of examples for this many equations per unknown."""
     unknowns = m * (d * d + d * e + bias * d) + bias * e
     return max(2, round(equations * unknowns / (k * e)))
 
@@ -106,7 +106,7 @@ def examples_for(equations: float, d: int, k: int, m: int, e: int, bias: bool) -
 def tokens(
     family: Family, shape: tuple[int, int, int], rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Inputs of a family, and of which example each is a copy where examples are copied."""
+    """Inputs of a family, and the index of the example that each one copies."""
     n, k, d = shape
     draw = getattr(ol.inputs, family.inputs)
     rank = max(2, d // 2) if family.geometry == "rank-deficient" else d
@@ -117,13 +117,13 @@ def tokens(
     elif family.repetition == "small vocabulary":
         table = X.reshape(-1, d)[: rng.integers(2, d)]
         X = table[rng.integers(len(table), size=(n, k))]
-    elif family.repetition == "inputs copied":  # measured anew each time
+    elif family.repetition == "inputs copied":  # with independent noise in the outputs
         X = X[source]
     return (family.scale * X).astype(family.input_dtype), source
 
 
 def placed(X: Array, geometry: str, d: int, rng: np.random.Generator) -> Array:
-    """Independent coordinates brought into a geometry; directions are random."""
+    """Transform independent coordinates to a geometry with random directions."""
     k = X.shape[1]
     if geometry.startswith("decay to"):
         rotation = np.linalg.qr(rng.standard_normal((d, d)))[0]
@@ -156,9 +156,9 @@ def autoregressive(size: int, correlation: float = 0.95) -> Array:
 
 
 def with_score_scale(layer: ol.AttentionLayer, X: Array, scale: float) -> ol.AttentionLayer:
-    """The layer with scores of this standard deviation on these inputs, in every head.
+    """The layer rescaled so that scores of every head have this standard deviation on X.
 
-    Only differences within a row count: what is constant along it does not change a softmax.
+    Scores are centred in each row, because a constant does not change a softmax.
     """
     keys = X[:500].swapaxes(1, 2)
     scores = np.stack([X[:500] @ theta @ keys for theta in layer.attention])
@@ -172,9 +172,9 @@ def with_score_scale(layer: ol.AttentionLayer, X: Array, scale: float) -> ol.Att
 
 
 def rounded(Y: Array, outputs: str, rng: np.random.Generator) -> Array:
-    """Outputs as they might have been stored: in fewer digits, or with noise.
+    """Outputs with fewer digits or with noise.
 
-    What would overflow in float16 is left in float32.
+    Outputs that would overflow in float16 are rounded to float32.
     """
     if outputs == "float64":
         return Y
@@ -193,5 +193,5 @@ def rounded(Y: Array, outputs: str, rng: np.random.Generator) -> Array:
 
 
 def noisy(Y: Array, noise: float, rng: np.random.Generator) -> Array:
-    """Outputs with Gaussian noise, its size relative to their root mean square."""
+    """Outputs with Gaussian noise, relative to their root mean square."""
     return Y + noise * np.sqrt(np.mean(Y**2)) * rng.standard_normal(Y.shape)

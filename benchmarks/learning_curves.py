@@ -1,13 +1,13 @@
-"""How fast is a learning curve? Beside scikit-learn's Ridge, and beside the machine's own limit.
+"""How fast is a learning curve, compared with scikit-learn's Ridge and the machine's limit?
 
 The paper's sizes (arXiv 2307.11353): d = N = 16, 1,000 heads or 17,000 neurons, sample sizes 16 to
-8,192, the targets f_{1,1..4} and f_{2,1..4}. `learning_curve` gives all sizes and targets at once;
-the peer fits `Ridge` at every size with all targets at once, on the same features, in float64.
+8,192, the targets f_{1,1..4} and f_{2,1..4}. `learning_curve` computes all sizes and targets in one
+call; the peer fits `Ridge` at every size to all targets, on the same features, in float64.
 
-The limit is the time of the operations that cannot be avoided, at the speed of one large matrix
-product measured in the same run: features once in float64, the half of Φ Φᵀ that is not its own
-mirror image and its Cholesky factor in float32, each at the speed of its precision. The totals
-of both sides include features and predictions for 2,000 test examples; their errors are compared.
+The limit is the time of the necessary operations at the speed of one large matrix product measured
+in the same run: features once in float64, one triangle of Φ Φᵀ and its Cholesky factor in float32.
+Both totals include features and predictions for 2,000 test examples, and the errors of both must
+agree.
 
     python benchmarks/learning_curves.py                     # the table of the README
     python benchmarks/learning_curves.py --models rfa
@@ -45,33 +45,31 @@ PAPER = {"fit_intercept": False, "standardize": False}  # the paper's model
 
 @dataclass(frozen=True)
 class Speed:
-    """Operations a second of one large product, by precision."""
+    """Operations per second of one large product, by precision."""
 
     single: float
     double: float
 
 
 def main() -> None:
-    options = parsed()
+    options = arguments()
     if options.memory:
         print_peak_memory(options)
         return
-    tell = Console(stderr=True, highlight=False).print
+    log = Console(stderr=True, highlight=False).print
     speed = Speed(*(measured_speed(dtype, options.product) for dtype in (np.float32, np.float64)))
-    tell(
-        f"one large product: {speed.single:.3g} operations a second, {speed.double:.3g} in float64"
-    )
+    log(f"one large product: {speed.single:.3g} FLOP/s, {speed.double:.3g} FLOP/s in float64")
     table = Table(title=f"{options.largest} examples, {options.keys} keys, dimension {options.dim}")
     for column in ("model", "stage", "seconds", "of the limit", "Ridge by size", "ratio", "peak"):
         table.add_column(column, justify="left" if column in ("model", "stage") else "right")
     for name in options.models:
-        tell(f"{name} ...")
+        log(f"{name} ...")
         for row in rows(name, options, speed):
             table.add_row(*row)
     Console().print(table)
 
 
-def parsed() -> argparse.Namespace:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--largest", type=int, default=8192, help="the largest sample size")
@@ -85,7 +83,7 @@ def parsed() -> argparse.Namespace:
 
 
 def rows(name: str, options: argparse.Namespace, speed: Speed) -> Iterator[list[str]]:
-    """One row a stage, and one for the whole curve beside the peer."""
+    """One row per stage, and one for the whole curve."""
     X, Y = data(options)
     sizes = sizes_up_to(options.largest)
     model = estimator(name, options.heads, options.dim, options.alpha)
@@ -112,7 +110,7 @@ def figures(took: float, needed: float, peer: float) -> list[str]:
 def stages(
     model: Regressor, X: np.ndarray[Any, Any], options: argparse.Namespace, speed: Speed
 ) -> Iterator[tuple[str, float, float]]:
-    """Features, Gram matrix and factor one after the other: name, seconds, seconds at the limit."""
+    """Name, seconds and seconds at the limit of features, Gram matrix and factor."""
     design = design_of(model, X)
     n, p = design.rows, design.columns
     took, _ = timed(lambda: [design.by_columns(part) for part in design.column_panels()])
@@ -132,7 +130,7 @@ def stages(
 def peer_stages(
     model: Regressor, X: np.ndarray[Any, Any], Y: np.ndarray[Any, Any], sizes: list[int]
 ) -> list[float]:
-    """Seconds of features, Gram matrices and their factors, all sizes, as Ridge computes them."""
+    """Seconds of features, Gram matrices and factors of all sizes, as Ridge computes them."""
     took, features = timed(lambda: design_of(model, X).by_rows(slice(0, len(X))))
     gram = factor = 0.0
     for size in sizes:
@@ -160,7 +158,7 @@ def per_size(
     Y_test: np.ndarray[Any, Any],
     sizes: list[int],
 ) -> np.ndarray[Any, Any]:
-    """The peer's errors: scikit-learn's Ridge on the same features, one fit a size."""
+    """Errors of scikit-learn's Ridge on the same features, with one fit per size."""
     features, test_features = (
         design_of(model, examples).by_rows(slice(0, len(examples))) for examples in (X, X_test)
     )
@@ -172,7 +170,7 @@ def per_size(
 
 
 def design_of(model: Regressor, X: np.ndarray[Any, Any]) -> Panels:
-    """The features that the model would draw to fit X."""
+    """The features that the model draws to fit X."""
     sets = model._given(X, None, reset=True).form
     return Panels(model._draw(sets).features, sets)
 
@@ -186,7 +184,7 @@ def estimator(name: str, heads: int, dim: int, alpha: float | str, seed: int = 0
 
 
 def data(options: argparse.Namespace) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Examples for training and, after them, for testing, with the eight targets of the paper."""
+    """Training examples followed by test examples, with the eight targets of the paper."""
     X = ol.inputs.sphere(options.largest + TEST_EXAMPLES, options.keys + 1, options.dim, seed=1)
     families = (ol.targets.average_power, ol.targets.correlation_weighted)
     targets = [family(power, options.dim) for family in families for power in (1, 2, 3, 4)]
@@ -212,17 +210,17 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measured_speed(dtype: type[np.floating[Any]], size: int) -> float:
-    """Operations a second of one large product: the best of three."""
+    """Operations per second of one large product: the best of three."""
     matrix = np.random.default_rng(0).standard_normal((size, size)).astype(dtype)
-    other = matrix.T.copy()  # a matrix times its own transpose would be done by half
+    other = matrix.T.copy()  # BLAS computes only half of a matrix times its transpose
     return 2 * size**3 / min(timed(lambda: matrix @ other)[0] for _ in range(3))
 
 
 def peak_memory(name: str, options: argparse.Namespace) -> float:
-    """The peak of a process, in GB, that fits the model to the largest sample."""
+    """Peak memory in GB of a new process that fits the model to the largest sample."""
     numbers = ("largest", "heads", "dim", "keys", "alpha")
-    arguments = [f"--{number}={getattr(options, number)}" for number in numbers]
-    command = [sys.executable, __file__, "--memory", name, *arguments]
+    command_line = [f"--{number}={getattr(options, number)}" for number in numbers]
+    command = [sys.executable, __file__, "--memory", name, *command_line]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
@@ -230,7 +228,7 @@ def print_peak_memory(options: argparse.Namespace) -> None:
     X, Y = data(options)
     model = estimator(options.memory, options.heads, options.dim, options.alpha)
     model.fit(X[: options.largest], Y[: options.largest])
-    status = Path("/proc/self/status").read_text("utf-8")  # unlike getrusage, without its parent's
+    status = Path("/proc/self/status").read_text("utf-8")  # getrusage includes the parent
     print(int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1e6)
 
 

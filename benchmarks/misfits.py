@@ -1,7 +1,7 @@
-"""Examples that no layer of the model explains, and examples with noise that one does.
+"""Examples that no layer of the model explains, and noisy examples of a layer.
 
-Every problem is a deterministic function of its run number, and each kind comes without noise and
-with noise in turn.
+Every problem is a deterministic function of its run number. Each kind occurs alternately without
+and with noise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LARGEST_NOISE = 0.3
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What a target is made from: inputs, the number of heads that are asked for, and chance."""
+    """Inputs of a target, the number of heads passed to `recover`, and a random generator."""
 
     X: Array
     heads: int
@@ -44,7 +44,7 @@ Target = Callable[[Inputs], tuple[Array, Array]]
 
 
 def misfit(run: int, dims: tuple[int, ...] = DIMS, examples: tuple[int, int] = EXAMPLES) -> Problem:
-    """Examples of a target that `recover` has to refuse, as it is called."""
+    """Examples of a target that `recover` must refuse with the given options."""
     rng = np.random.default_rng([run, 0])
     kind = list(KINDS)[run % len(KINDS)]
     noise = log_uniform(rng, 0.01, LARGEST_NOISE) if run // len(KINDS) % 2 else 0.0
@@ -58,7 +58,7 @@ def misfit(run: int, dims: tuple[int, ...] = DIMS, examples: tuple[int, int] = E
 
 
 def right(run: int, dims: tuple[int, ...] = DIMS, **_: Any) -> Problem:
-    """Examples with noise of a layer that `recover` should find, all options given truthfully."""
+    """Noisy examples of a layer that `recover` should find with the given options."""
     rng = np.random.default_rng([run, 1])
     option = ("plain", "bias", "causal", "mask")[run % 4]
     noise = log_uniform(rng, 1e-6, LARGEST_NOISE)
@@ -67,7 +67,7 @@ def right(run: int, dims: tuple[int, ...] = DIMS, **_: Any) -> Problem:
     n = examples_for(equations, d, k, m, d, option == "bias")
     options: dict[str, Any] = {"heads": m}
     if option == "mask":
-        n = round(n * 2 * k / (k + 2))  # for as many rows that are no padding
+        n = round(n * 2 * k / (k + 2))  # keeps the number of rows without padding
         options["mask"] = lengths_mask(n, k, rng, least=2)
     elif option != "plain":
         options[option] = True
@@ -85,11 +85,11 @@ def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
 
 
 def lengths_mask(n: int, k: int, rng: np.random.Generator, least: int = 1) -> Array:
-    """Tokens that are there, for sequences of random lengths."""
+    """A mask of tokens for sequences of random lengths, False on padding."""
     return np.arange(k) < rng.integers(least, k + 1, size=(n, 1))
 
 
-# Something about the layer is not told
+# An option of `recover` is missing
 
 
 def causal(given: Inputs) -> tuple[Array, Array]:
@@ -97,7 +97,7 @@ def causal(given: Inputs) -> tuple[Array, Array]:
 
 
 def mask(given: Inputs) -> tuple[Array, Array]:
-    """Padding is drawn like tokens."""
+    """The padding has the distribution of tokens."""
     present = lengths_mask(*given.X.shape[:2], given.rng)
     return given.X, given.layer()(given.X, mask=present)
 
@@ -125,29 +125,29 @@ def swapped_axes(given: Inputs) -> tuple[Array, Array]:
 
 
 def window(given: Inputs) -> tuple[Array, Array]:
-    """Each row attends to its neighbours alone, one or two on either side."""
+    """Each row attends only to its neighbours, one or two on either side."""
     X, layer = given.X, given.layer()
-    places = np.arange(X.shape[1])
-    near = np.abs(places[:, None] - places) <= given.rng.integers(1, 3)
+    positions = np.arange(X.shape[1])
+    near = np.abs(positions[:, None] - positions) <= given.rng.integers(1, 3)
     scores = [X @ theta @ X.swapaxes(1, 2) for theta in layer.attention]
     return X, attended(X, [np.where(near, s, -np.inf) for s in scores], layer.projection)
 
 
 def rotary(given: Inputs) -> tuple[Array, Array]:
-    """Queries and keys are turned by angles that grow with their place."""
+    """Queries and keys are rotated by angles proportional to their positions."""
     X, layer, rng = given.X, given.layer(), given.rng
     k, d = X.shape[1:]
     size = max(2, d // 4 * 2)
     scale = np.sqrt(rng.uniform(1.0, 3.0)) / (d * np.sqrt(size)) ** 0.5
     factors = scale * rng.standard_normal((layer.heads, 2, d, size))
     angles = np.arange(k)[:, None] * 10000.0 ** (-2.0 * np.arange(size // 2) / size)
-    turns = np.exp(1j * angles)
+    rotations = np.exp(1j * angles)
 
-    def turned(rows: Array) -> Array:
-        pairs = (rows[..., 0::2] + 1j * rows[..., 1::2]) * turns
+    def rotated(rows: Array) -> Array:
+        pairs = (rows[..., 0::2] + 1j * rows[..., 1::2]) * rotations
         return np.concatenate([pairs.real, pairs.imag], axis=-1)
 
-    scores = [turned(X @ q) @ turned(X @ key).swapaxes(1, 2) for q, key in factors]
+    scores = [rotated(X @ q) @ rotated(X @ key).swapaxes(1, 2) for q, key in factors]
     return X, attended(X, scores, layer.projection)
 
 
@@ -156,7 +156,7 @@ def attended(X: Array, scores: list[Array], projection: Array) -> Array:
     return sum(softmax(s, axis=-1) @ X @ W for s, W in zip(scores, projection, strict=True))
 
 
-# Something behind the layer
+# Another operation after the layer
 
 
 def mlp_behind(given: Inputs) -> tuple[Array, Array]:
@@ -172,7 +172,7 @@ def layer_norm_behind(given: Inputs) -> tuple[Array, Array]:
     return given.X, layer_norm(given.layer()(given.X))
 
 
-# No attention at all
+# No attention
 
 
 def tanh_network(given: Inputs) -> tuple[Array, Array]:
@@ -192,7 +192,7 @@ def parity(given: Inputs) -> tuple[Array, Array]:
 
 
 def sine_of_neighbours(given: Inputs) -> tuple[Array, Array]:
-    """A sine of the mean of three tokens that follow each other, around the sequence."""
+    """The sine of a map of the mean of three consecutive tokens, periodic in the sequence."""
     d = given.X.shape[2]
     mean = (np.roll(given.X, 1, axis=1) + given.X + np.roll(given.X, -1, axis=1)) / 3
     return given.X, np.sin(2 * mean @ given.rng.standard_normal((d, d)) / np.sqrt(d))
@@ -200,7 +200,7 @@ def sine_of_neighbours(given: Inputs) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A target, and words one of which advice has to contain to name the cause; () if any will."""
+    """A target, and words that name the cause in advice; () if there is no cause to name."""
 
     target: Target
     words: tuple[str, ...]

@@ -1,16 +1,16 @@
-"""Does it matter how data come? R² with offsets of the targets and columns of any size.
+"""Does R² depend on offsets of the targets and on the scales of columns?
 
-Every estimator at its defaults, with examples in memory, from a function that gives blocks and from
-a file; beside them scikit-learn's `RidgeCV` behind a `StandardScaler`, on flattened tokens. The
-first column is R² on data that are centred and scaled already (for the classifier, the share of
-right answers). The others say by how much it changes when
+Every estimator is fitted with its defaults to examples in memory, from a function that yields
+blocks and from a file. The peer is scikit-learn's `RidgeCV` after a `StandardScaler`, on flattened
+tokens. The first column is R² on centred and scaled data (accuracy for the classifier). The other
+columns show its change if
 
 - the targets have an offset of 10³ or 10⁶ of their standard deviations;
-- all columns of the tokens are 10⁻⁶ or 10⁶ times as large, or each by its own factor between;
+- all columns of the tokens are scaled by 10⁻⁶ or 10⁶, or each by its own factor in between;
 - the columns have means of up to 10⁶ of their standard deviations;
-- a column is added that is constant, of size 1 or 10⁶.
+- a constant column with value 1 or 10⁶ is added.
 
-The last column is the largest change of all.
+The last column is the largest change.
 
     python benchmarks/raw_data.py
     python benchmarks/raw_data.py --examples 60 --heads 10
@@ -35,15 +35,15 @@ import onelayer as ol
 from onelayer.data import chunks
 
 TOKENS, DIM = 6, 5
-SIZES = np.logspace(-6, 6, DIM)  # of the columns, where each has its own
+SCALES = np.logspace(-6, 6, DIM)  # of columns with different scales
 CASES: dict[str, Callable[..., Any]] = {
     "as it is": lambda X, y: (X, y),
     "y + 10³": lambda X, y: (X, y + 1e3),
     "y + 10⁶": lambda X, y: (X, y + 1e6),
     "X 10⁻⁶": lambda X, y: (1e-6 * X, y),
     "X 10⁶": lambda X, y: (1e6 * X, y),
-    "X mixed": lambda X, y: (SIZES * X, y),
-    "X shifted": lambda X, y: (X + SIZES, y),
+    "X mixed": lambda X, y: (SCALES * X, y),
+    "X shifted": lambda X, y: (X + SCALES, y),
     "constant 1": lambda X, y: (with_constant(X, 1.0), y),
     "constant 10⁶": lambda X, y: (with_constant(X, 1e6), y),
 }
@@ -51,10 +51,12 @@ CASES: dict[str, Callable[..., Any]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--examples", type=int, default=300, help="to learn from, and to test")
+    parser.add_argument(
+        "--examples", type=int, default=300, help="training examples, and as many test examples"
+    )
     parser.add_argument("--heads", type=int, default=200)
     options = parser.parse_args()
-    table = Table(title=f"R² on {options.examples} examples, and by how much it changes")
+    table = Table(title=f"R² on {options.examples} examples, and its changes")
     for column in ("estimator", "examples", *CASES, "largest"):
         table.add_column(column, justify="left" if column in ("estimator", "examples") else "right")
     with tempfile.TemporaryDirectory() as folder:
@@ -65,22 +67,22 @@ def main() -> None:
 
 def rows(options: argparse.Namespace, folder: Path) -> Iterator[list[str]]:
     X = ol.inputs.gaussian(2 * options.examples, TOKENS, DIM, seed=1)
-    chunks.CHUNK_BYTES = X.nbytes // 16  # a file of a few blocks counts as large
+    chunks.CHUNK_BYTES = X.nbytes // 16  # so that files are read in several chunks
     y = targets(X)
     for name, estimator in estimators(options.heads).items():
-        # scikit-learn's own estimators read no blocks
-        places = PLACES if name != "RidgeCV" else {"memory": PLACES["memory"]}
-        for place, there in places.items():
+        # scikit-learn's estimators need arrays in memory
+        storages = STORAGE if name != "RidgeCV" else {"memory": STORAGE["memory"]}
+        for storage, store in storages.items():
             scores = {
-                case: score(estimator, *change(X, y), lambda a, there=there: there(a, folder))
+                case: score(estimator, *change(X, y), lambda a, store=store: store(a, folder))
                 for case, change in CASES.items()
                 if not (name == "classifier" and case.startswith("y"))
             }
-            yield [name, place, *figures(scores)]
+            yield [name, storage, *figures(scores)]
 
 
 def figures(scores: dict[str, float]) -> list[str]:
-    """The score of the first case, the changes of the others, and the largest of these."""
+    """The score of the first case, the changes in the other cases, and the largest change."""
     known = scores["as it is"]
     changes = {case: value - known for case, value in scores.items() if case != "as it is"}
     cells = [f"{abs(changes[case]):.4f}" if case in changes else "" for case in list(CASES)[1:]]
@@ -105,17 +107,17 @@ def estimators(heads: int) -> dict[str, Any]:
     }
 
 
-def score(estimator: Any, X: Any, y: Any, there: Callable[[Any], Any]) -> float:
-    """R² on the second half of the examples, or the share of right answers."""
+def score(estimator: Any, X: Any, y: Any, store: Callable[[Any], Any]) -> float:
+    """R² or accuracy on the second half of the examples."""
     if isinstance(estimator, ol.RandomFeatureAttentionClassifier):
         y = y > np.median(y)
     half = len(X) // 2
-    model = estimator.fit(there(X[:half]), there(y[:half]))
-    return float(model.score(there(X[half:]), there(y[half:])))
+    model = estimator.fit(store(X[:half]), store(y[:half]))
+    return float(model.score(store(X[half:]), store(y[half:])))
 
 
 def targets(X: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A mean over the keys and some noise, of variance 1."""
+    """A mean over the keys with noise, scaled to variance 1."""
     values = X[:, 1:, 0].mean(axis=1) + 0.5 * X[:, 1:, 1].mean(axis=1)
     values += 0.2 * values.std() * np.random.default_rng(2).standard_normal(len(X))
     return (values - values.mean()) / values.std()
@@ -136,7 +138,7 @@ def on_disk(array: np.ndarray[Any, Any], folder: Path) -> np.ndarray[Any, Any]:
     return np.load(path, mmap_mode="r")
 
 
-PLACES: dict[str, Callable[..., Any]] = {
+STORAGE: dict[str, Callable[..., Any]] = {
     "memory": lambda array, _folder: array,
     "function": by_function,
     "file": on_disk,

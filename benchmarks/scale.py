@@ -1,20 +1,20 @@
-"""What happens as examples no longer fit? Time and memory by the number of examples, the cost of a
-cluster, and what a GPU gains.
+"""Time and memory for examples in files, the overhead of a cluster, and the speed on a GPU.
 
     python benchmarks/scale.py disk        # from files: time and peak memory against n
-    python benchmarks/scale.py cluster     # one and two Dask workers beside one process
+    python benchmarks/scale.py cluster     # one and two Dask workers, compared with one process
     python benchmarks/scale.py gpu         # the paper's learning curves and a recovery, on a GPU
     python benchmarks/scale.py disk --sizes 20000 40000 --heads 10
 
 `disk`: a ridge regression on the features of 100 heads, and the six phases for two heads, each on
-files of n examples that are read 64 MB at a time: peak memory is to stay, and time to grow with n.
-Peaks are those of a process that does nothing else.
+files of n examples that are read 64 MB at a time. Time should grow with n, and peak memory should
+not. Every job runs in a new process, whose peak memory is measured.
 
-`cluster`: the same jobs on files of which each worker reads its own chunks of 64 MB, beside one
-process with as many threads as there are workers. An empty pass asks every chunk for nothing.
+`cluster`: the same jobs on files of which each worker reads its own chunks of 64 MB, compared with
+one process with as many threads as there are workers. An empty pass reads every chunk and computes
+nothing.
 
-`gpu`: seconds beside those of the operations that cannot be avoided (the limit), at the speed of
-one large product measured in the same run, on the same card, each in its own precision.
+`gpu`: seconds, and the limit: the time of the necessary operations at the speed of one large
+product, measured in the same run on the same device and in the same precision.
 """
 
 from __future__ import annotations
@@ -45,35 +45,35 @@ from onelayer.features.solvers.design import Panels
 
 JOBS = RIDGE, SCULPT, REFINE = ["ridge", "sculpt", "refine"]
 GIGA = 1e9
-tell = Console(stderr=True, highlight=False).print
+log = Console(stderr=True, highlight=False).print
 
 
 def main() -> None:
-    options = parsed()
+    options = arguments()
     chunks.CHUNK_BYTES = int(options.chunk * 1e6)
     if options.measure:
-        print(json.dumps(measured_here(json.loads(options.measure))))
+        print(json.dumps(run_task(json.loads(options.measure))))
         return
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for table in PARTS[options.part](options, Path(folder)):
             Console().print(table)
 
 
-def parsed() -> argparse.Namespace:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=list(PARTS))
     sizes = [625_000, 1_250_000, 2_500_000, 5_000_000]
     parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help="examples, disk")
     parser.add_argument("--examples", type=int, default=2_000_000, help="cluster")
-    parser.add_argument("--heads", type=int, default=100, help="of the ridge regression")
+    parser.add_argument("--heads", type=int, default=100, help="heads of the ridge regression")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=JOBS, help="cluster")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="cluster")
     parser.add_argument("--chunk", type=float, default=64.0, help="MB in a chunk")
-    parser.add_argument("--folder", help="where files are written, and deleted afterwards")
+    parser.add_argument("--folder", help="folder for temporary files")
     parser.add_argument("--largest", type=int, default=8192, help="sample size, gpu")
     parser.add_argument("--curve-heads", type=int, default=1000, help="gpu")
     parser.add_argument("--size", type=int, nargs=3, default=[64, 4, 16], help="d, k, m, gpu")
-    parser.add_argument("--product", type=int, default=16384, help="of the large product, gpu")
+    parser.add_argument("--product", type=int, default=16384, help="size of the large product, gpu")
     parser.add_argument("--device", default="cuda", help="gpu")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -82,8 +82,8 @@ def parsed() -> argparse.Namespace:
 # The jobs
 
 
-def written(job: str, n: int, folder: Path) -> Path:
-    """A folder with the examples of a job, X.npy and Y.npy, made a piece at a time."""
+def write_examples(job: str, n: int, folder: Path) -> Path:
+    """Write the examples of a job to X.npy and Y.npy in a folder, block by block."""
     path = folder / f"{job}-{n}"
     path.mkdir()
     layer = ol.AttentionLayer.random(heads=2, dim=8, seed=0)
@@ -105,8 +105,8 @@ def written(job: str, n: int, folder: Path) -> Path:
     return path
 
 
-def done(job: str, X: Any, Y: Any, heads: int) -> str:
-    """A job on examples wherever they live, and how it ended in a word."""
+def run_job(job: str, X: Any, Y: Any, heads: int) -> str:
+    """Run a job on examples of any storage; returns a short description of the result."""
     if job == RIDGE:
         paper = {"fit_intercept": False, "standardize": False}
         model = ol.RandomFeatureAttention(heads, alpha=1e-3, random_state=0, **paper).fit(X, Y)
@@ -125,8 +125,8 @@ def disk(options: argparse.Namespace, folder: Path) -> Iterator[Table]:
         table.add_column(column, justify="left" if column in ("job", "result") else "right")
     for job in (RIDGE, SCULPT):
         for n in options.sizes:
-            tell(f"{job}, {n:,} examples ...")
-            path = written(job, n, folder)
+            log(f"{job}, {n:,} examples ...")
+            path = write_examples(job, n, folder)
             size = sum(file.stat().st_size for file in path.iterdir())
             found = measured(options, job, path)
             table.add_row(
@@ -146,7 +146,7 @@ def disk(options: argparse.Namespace, folder: Path) -> Iterator[Table]:
 def measured(
     options: argparse.Namespace, job: str, path: Path, threads: int | None = None
 ) -> dict[str, Any]:
-    """Seconds, result and peak memory of a job in a process of its own."""
+    """Seconds, result and peak memory of a job in a new process."""
     environment = dict(os.environ)
     if threads is not None:
         environment |= {"OPENBLAS_NUM_THREADS": str(threads)}
@@ -157,9 +157,9 @@ def measured(
     return found
 
 
-def measured_here(task: dict[str, Any]) -> dict[str, Any]:
+def run_task(task: dict[str, Any]) -> dict[str, Any]:
     X, Y = (np.load(Path(task["path"]) / name, mmap_mode="r") for name in ("X.npy", "Y.npy"))
-    seconds, result = timed(lambda: done(task["job"], X, Y, task["heads"]))
+    seconds, result = timed(lambda: run_job(task["job"], X, Y, task["heads"]))
     status = Path("/proc/self/status").read_text("utf-8")
     peak = int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024 / GIGA
     return {"seconds": seconds, "result": result, "peak": peak}
@@ -169,14 +169,14 @@ def measured_here(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def cluster(options: argparse.Namespace, folder: Path) -> Iterator[Table]:
-    """Dask workers of one thread each beside one process of as many threads."""
+    """Dask workers with one thread each, compared with one process with as many threads."""
     table = Table(title=f"{options.examples:,} examples, chunks of {options.chunk:g} MB")
     for column in ("job", "workers", "one process, s", "cluster, s", "overhead", "empty pass, ms"):
         table.add_column(column, justify="left" if column == "job" else "right")
     for job in options.jobs:
-        path = written(job, options.examples, folder)
+        path = write_examples(job, options.examples, folder)
         for workers in options.workers:
-            tell(f"{job}, {workers} worker{'s' * (workers > 1)} ...")
+            log(f"{job}, {workers} worker{'s' * (workers > 1)} ...")
             alone = measured(options, job, path, threads=workers)
             seconds, result, empty = on_cluster(job, path, workers, options)
             if result != alone["result"]:
@@ -195,18 +195,18 @@ def cluster(options: argparse.Namespace, folder: Path) -> Iterator[Table]:
 def on_cluster(
     job: str, path: Path, workers: int, options: argparse.Namespace
 ) -> tuple[float, str, float]:
-    """Seconds and result of a job on local workers, and seconds of a pass that does nothing."""
+    """Seconds and result of a job on local workers, and seconds of an empty pass."""
     from distributed import Client, LocalCluster
 
     local = LocalCluster(workers, threads_per_worker=1, dashboard_address=":0")
     with local as running, Client(running) as client:
-        client.run(__import__, "onelayer")  # what a worker that has been up for a while has done
+        client.run(__import__, "onelayer")  # do not measure the import
         found = ol.files.dask_arrays(path)
         X, Y = found["X"], found["Y"]
         source = sources.source({"X": X, "Y": Y})
         nothing = source.chunks.map(len)
         empty = min(timed(lambda: nothing.reduce(operator.add))[0] for _ in range(3))
-        seconds, result = timed(lambda: done(job, X, Y, options.heads))
+        seconds, result = timed(lambda: run_job(job, X, Y, options.heads))
     return seconds, result, empty
 
 
@@ -240,13 +240,13 @@ def gpu(options: argparse.Namespace, _folder: Path) -> Iterator[Table]:
 def curve_rows(
     options: argparse.Namespace, single: float, double: float
 ) -> Iterator[tuple[str, float, float, str]]:
-    """Learning curves of the paper's models, all sizes and targets, and the Gram matrix alone."""
+    """Rows for learning curves of the paper's models, and for the Gram matrix alone."""
     n, heads, dim = options.largest, options.curve_heads, 16
     paper = argparse.Namespace(largest=n, heads=heads, dim=dim, keys=16)
     X, Y = curves.data(paper)
     total, limits = 0.0, 0.0
     for name in curves.MODELS:
-        tell(f"{name} ...")
+        log(f"{name} ...")
         model = curves.estimator(name, heads, dim, 1e-3).set_params(device=options.device)
         work = partial(ol.learning_curve, model, *curves.split(X, Y, paper), curves.sizes_up_to(n))
         work()  # the first call loads libraries
@@ -264,13 +264,13 @@ def curve_rows(
 
 
 def recovery_row(options: argparse.Namespace, double: float) -> tuple[str, float, float, str]:
-    """A recovery of a random layer from eight equations per unknown."""
+    """Row for the recovery of a random layer from eight equations per unknown."""
     dim, tokens, heads = options.size
     layer = ol.AttentionLayer.random(heads, dim, scale=2.0, seed=0)
     n = int(np.ceil(8 * 2 * heads * dim * dim / (tokens * dim)))
     X = ol.inputs.boolean(n, tokens, dim, seed=1)
     Y = layer(X)
-    tell(f"recovery of {heads} heads in {dim} dimensions ...")
+    log(f"recovery of {heads} heads in {dim} dimensions ...")
     ol.recover(X[: n // 2], Y[: n // 2], heads=heads, device=options.device, max_steps=3)
     seconds, found = timed(lambda: ol.recover(X, Y, heads=heads, device=options.device))
     rows, columns = n * tokens, heads * dim
@@ -284,30 +284,30 @@ def recovery_row(options: argparse.Namespace, double: float) -> tuple[str, float
 
 
 def product_speed(reference: Any, size: int) -> float:
-    """Operations a second of one large product: the best of five."""
+    """Operations per second of one large product: the best of five."""
     xp = backend.namespace(reference)
     matrix = backend.like(np.random.default_rng(0).standard_normal((size, size)), reference)
     other = xp.asarray(matrix.mT, copy=True)
 
     def product() -> None:
-        synchronised(matrix @ other)
+        synchronise(matrix @ other)
 
     return 2 * size**3 / min(timed(product)[0] for _ in range(5))
 
 
 def gram_seconds(design: Panels) -> float:
-    """Seconds of the products that make Φ Φᵀ, without those of the features."""
+    """Seconds to compute Φ Φᵀ, without the features."""
     kernel = backend.zeros((design.rows, design.rows), design.sample)
     took = 0.0
     for part in design.column_panels():
         panel = design.by_columns(part)
-        synchronised(panel)
-        took += timed(lambda panel=panel: synchronised(linalg.add_gram(kernel, panel)))[0]
+        synchronise(panel)
+        took += timed(lambda panel=panel: synchronise(linalg.add_gram(kernel, panel)))[0]
     return took
 
 
-def synchronised(array: Any) -> None:
-    """Wait until the array is there: a GPU computes behind one's back."""
+def synchronise(array: Any) -> None:
+    """Wait until the array is computed: operations on a GPU are asynchronous."""
     float(array[0, 0])
 
 

@@ -1,18 +1,20 @@
-"""What does each phase of the provable learner cost, and what does it reach?
+"""What does each phase of the provable learner cost, and how accurate is it?
 
-Three tables. First, for every instance and each of the six phases of `recover(method="sculpt")`:
-the examples it rests on, its seconds, the error it measured itself and the true one; below
-them Gauss-Newton steps from where the phases end, and `refine` alone on a few of the examples. The
-true error of phases 1 and 3 is that of the sum of the projections, of phases 2, 4 and 5 the
-distance of the farthest true head from the affine space of the body, of the others the error of
-the worst head; all are relative. Phases 3 and 4 may take several rounds: seconds are of all, the
-rest is of the last, though one that did harm is not used. Second, successes, which is every head
-within 5 % without polishing, against the number of examples. Third, the number that is needed
-against the number of heads, doubled until a seed succeeds, with the exponent q of log n ~ m^q: the
-paper's bound (dk)^O(m³) has q = 3.
+The script prints three tables.
 
-Numbers are medians over the seeds that came so far, the worst in brackets; `ended` says how many
-ended there, and why.
+1. For every instance and each of the six phases of `recover(method="sculpt")`: the number of
+   examples it uses, its seconds, its estimated error and the true error. Further rows show the
+   polishing Gauss-Newton steps, and `refine` alone on a few of the examples. The true error is
+   that of the sum of the projections (phases 1 and 3), the distance of the farthest true head from
+   the affine space of the polytope (phases 2, 4 and 5), or the error of the worst head (all
+   others), each relative. Phases 3 and 4 may take several rounds: seconds are summed, other values
+   are of the last round, which is discarded if it did not improve the result.
+2. Successes against the number of examples: every head within 5 % without polishing.
+3. The number of examples needed against the number of heads, doubled until a seed succeeds, with
+   the exponent q of log n ~ m^q. The paper's bound (dk)^O(m³) has q = 3.
+
+Numbers are medians over the seeds that reached a phase, with the worst in brackets. `ended` counts
+the runs that ended there, with their reasons.
 
     python benchmarks/sculpt.py                         # all three tables
     python benchmarks/sculpt.py --inputs sphere --sizes 2,8,3,400000 --factors 1 --heads
@@ -59,23 +61,23 @@ QUICK = {
 
 @dataclass(frozen=True)
 class Stage:
-    """What one run did in one phase, or in all rounds of it."""
+    """Cost and errors of one run in one phase, over all its rounds."""
 
     name: str
     examples: int
     seconds: float
     measured: float
     true: float
-    ended: str = ""  # the reason, if the run went no further
+    ended: str = ""  # the reason, if the run ended in this phase
 
     def after(self, earlier: Stage | None) -> Stage:
-        """This round of a phase after the earlier ones."""
+        """This round of a phase, with the seconds of earlier rounds added."""
         return self if earlier is None else replace(self, seconds=self.seconds + earlier.seconds)
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """How one call of `recover` ended: its reason and the error of its worst head."""
+    """Outcome of one call of `recover`, with the error of its worst head."""
 
     reason: str
     converged: bool
@@ -99,50 +101,63 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", type=size_of, default=SIZES, metavar="M,D,K,N")
-    parser.add_argument("--scale", type=float, default=3.0, help="of the scores")
+    parser.add_argument("--sizes", nargs="+", type=parse_size, default=SIZES, metavar="M,D,K,N")
+    parser.add_argument("--scale", type=float, default=3.0, help="scale of the scores")
     parser.add_argument("--inputs", choices=["boolean", "gaussian", "sphere"], default="boolean")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--refined", type=int, default=2000, help="examples of refine")
+    parser.add_argument("--refined", type=int, default=2000, help="number of examples for refine")
     parser.add_argument(
         "--factors",
         nargs="*",
         type=Fraction,
         default=[Fraction(1, 64), Fraction(1, 16), Fraction(1, 4), Fraction(1)],
-        help="of the examples, for the table of successes",
+        help="fractions of the examples, for the table of successes",
     )
     parser.add_argument(
-        "--heads", nargs="*", type=int, default=[1, 2, 3, 4], help="for the examples needed"
+        "--heads",
+        nargs="*",
+        type=int,
+        default=[1, 2, 3, 4],
+        help="for the table of examples needed",
     )
     parser.add_argument(
-        "--shape", type=shape_of, default=(12, 2), metavar="D,K", help="for the examples needed"
+        "--shape",
+        type=parse_shape,
+        default=(12, 2),
+        metavar="D,K",
+        help="for the table of examples needed",
     )
-    parser.add_argument("--first", type=int, default=250, help="examples, doubled until enough")
-    parser.add_argument("--largest", type=int, default=2_048_000, help="examples to try at most")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes instead of all of these")
+    parser.add_argument(
+        "--first",
+        type=int,
+        default=250,
+        help="first number of examples, doubled until a seed succeeds",
+    )
+    parser.add_argument("--largest", type=int, default=2_048_000, help="largest number of examples")
+    parser.add_argument("--quick", action="store_true", help="use tiny sizes")
     options = parser.parse_args()
     return argparse.Namespace(**(vars(options) | (QUICK if options.quick else {})))
 
 
-def size_of(text: str) -> Size:
+def parse_size(text: str) -> Size:
     m, d, k, n = text.split(",")
     return int(m), int(d), int(k), int(n)
 
 
-def shape_of(text: str) -> tuple[int, int]:
+def parse_shape(text: str) -> tuple[int, int]:
     d, k = text.split(",")
     return int(d), int(k)
 
 
 def wide_console(width: int = 160) -> Console:
-    """One line a row, also where the output goes to a file."""
+    """A console wide enough for one line per row, also if the output is a file."""
     console = Console(highlight=False)
     console.width = max(console.width, width)
     return console
 
 
-def tell(text: str) -> None:
-    """One line of progress."""
+def log(text: str) -> None:
+    """Print one line of progress."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(text)
 
 
@@ -157,11 +172,11 @@ def instance(
     return layer, X, layer(X)
 
 
-# What each phase costs and reaches
+# Cost and accuracy of each phase
 
 
 def costs(options: argparse.Namespace) -> Table:
-    """One line a phase of each instance."""
+    """One row per phase and instance."""
     table = Table(title=f"Six phases, {options.inputs} inputs: medians (worst)")
     columns = ("m, d, k, n", "phase", "runs", "examples", "seconds", "measured error", "true error")
     for column in columns:
@@ -171,10 +186,10 @@ def costs(options: argparse.Namespace) -> Table:
         runs = []
         for seed in range(options.seeds):
             runs.append(stages(size, seed, options))
-            tell(f"{named(size)} seed {seed}: {summary(runs[-1])}")
+            log(f"{format_size(size)} seed {seed}: {summary(runs[-1])}")
         for name in sorted({name for run in runs for name in run}):
             stage = [run[name] for run in runs if name in run]
-            table.add_row(named(size), name, f"{len(stage)}/{len(runs)}", *cells(stage))
+            table.add_row(format_size(size), name, f"{len(stage)}/{len(runs)}", *cells(stage))
         table.add_section()
     return table
 
@@ -198,7 +213,7 @@ def summary(run: dict[str, Stage]) -> str:
 
 
 def stages(size: Size, seed: int, options: argparse.Namespace) -> dict[str, Stage]:
-    """One run: the phases one by one, polished, and `refine` on a few of the examples."""
+    """One run: the six phases, polishing, and `refine` on a few of the examples."""
     layer, X, Y = instance(size, seed, options)
     found = ol.recover(X, Y, heads=layer.heads, method="sculpt", seed=seed)
     taken = [row for row in found.trace if row.phase is not None]
@@ -224,18 +239,18 @@ def last_stage(name: str, found: ol.Recovery, layer: ol.AttentionLayer, seconds:
     return Stage(name, count, seconds, found.relative_error, worst_head(found.layer, layer), ended)
 
 
-# How many examples it takes
+# Number of examples needed
 
 
 def successes(options: argparse.Namespace) -> Table:
-    """Success of every instance at some shares of its examples."""
-    title = f"Heads within {NEAR:.0%} without polishing, of {options.seeds} seeds, by share of n"
+    """Successes of every instance with fractions of its examples."""
+    title = f"Heads within {NEAR:.0%} without polishing, of {options.seeds} seeds, by fraction of n"
     table = Table(title=title)
     table.add_column("m, d, k, n", justify="right")
     for factor in options.factors:
         table.add_column(str(factor), justify="right")
     table.add_column("wrong claims", justify="right")
-    table.add_column("reasons of the others")
+    table.add_column("reasons of failures")
     for size in options.sizes:
         row, runs = [], []
         for factor in options.factors:
@@ -245,7 +260,7 @@ def successes(options: argparse.Namespace) -> Table:
             runs += tried
         wrong = sum(run.converged and run.error > CLAIMED for run in runs)
         reasons = counted(run.reason for run in runs if not run.succeeded)
-        table.add_row(named(size), *row, str(wrong), reasons)
+        table.add_row(format_size(size), *row, str(wrong), reasons)
     return table
 
 
@@ -255,7 +270,7 @@ def attempt(size: Size, seed: int, options: argparse.Namespace) -> Attempt:
     found = ol.recover(X, Y, heads=layer.heads, method="sculpt", polish=False, seed=seed)
     error = worst_head(found.layer, layer)
     run = Attempt(found.reason.name.lower(), found.converged, error, found.seconds)
-    tell(f"{named(size)} seed {seed}: {run.seconds:.2g} s, {error:.2g}, {run.reason}")
+    log(f"{format_size(size)} seed {seed}: {run.seconds:.2g} s, {error:.2g}, {run.reason}")
     return run
 
 
@@ -263,7 +278,7 @@ def growth(options: argparse.Namespace) -> tuple[Table, str]:
     """The examples needed for every number of heads, and the fitted exponent."""
     d, k = options.shape
     table = Table(title=f"Examples needed, d = {d}, k = {k}")
-    for column in ("heads", "successes", "examples", "log n / log dk", "times that before"):
+    for column in ("heads", "successes", "examples", "log n / log dk", "growth factor"):
         table.add_column(column, justify="right")
     needed: dict[int, float] = {}
     before = math.nan
@@ -281,7 +296,7 @@ def growth(options: argparse.Namespace) -> tuple[Table, str]:
 
 
 def examples_needed(m: int, seed: int, options: argparse.Namespace) -> float:
-    """The first number of examples, doubled from one to the next, that is enough; or infinity."""
+    """The first of the doubled numbers of examples that is enough, or infinity."""
     n = options.first
     while n <= options.largest:
         if attempt((m, *options.shape, n), seed, options).succeeded:
@@ -291,7 +306,7 @@ def examples_needed(m: int, seed: int, options: argparse.Namespace) -> float:
 
 
 def fitted_growth(needed: dict[int, float], dk: int) -> str:
-    """log n = C m^q log(dk), fitted to the logarithms of both sides."""
+    """Fit log n = C m^q log(dk) to the logarithms of both sides."""
     if len(needed) < 2:
         return "Too few numbers of heads succeeded to fit an exponent."
     heads, sizes = np.array(list(needed)), np.array(list(needed.values()))
@@ -303,10 +318,10 @@ def fitted_growth(needed: dict[int, float], dk: int) -> str:
     )
 
 
-# The parts of a row
+# Cells of a row
 
 
-def named(size: Size) -> str:
+def format_size(size: Size) -> str:
     return ", ".join(f"{number:,}" if number > 9999 else str(number) for number in size)
 
 
@@ -315,7 +330,7 @@ def median_and_worst(values: list[float]) -> str:
 
 
 def counted(names: Iterable[str]) -> str:
-    """What occurs how often, the most frequent first."""
+    """Names with their counts, the most frequent first."""
     return ", ".join(f"{count} {name}" for name, count in Counter(names).most_common())
 
 

@@ -1,4 +1,4 @@
-"""Many runs of `recover` on problems whose answer is known: tried, recorded and taken up again."""
+"""Run `recover` on many problems with known layers, record the results and resume."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Examples, the options to hand to `recover` with them, and what they come from.
+    """Examples, options of `recover`, and the layer to find.
 
-    `layer` is the layer that made the outputs, or None where no layer of the model did.
+    `layer` is None if no layer of the model explains the outputs.
     """
 
     labels: Record
@@ -34,7 +34,7 @@ class Problem:
 
 
 def attempt(problem: Problem, run: int, max_seconds: float | None) -> Record:
-    """Recover the layer of one problem, on one thread, and record how far the answer is off."""
+    """Recover the layer of one problem on one thread, and record the errors."""
     start = time.perf_counter()
     try:
         with threadpool_limits(1):
@@ -50,7 +50,7 @@ def attempt(problem: Problem, run: int, max_seconds: float | None) -> Record:
         seconds = time.perf_counter() - start
         errors = {} if problem.layer is None else compare(found, problem.layer, problem.X)
     except Exception as error:
-        # Every problem here is a valid one. An exception is a result, not an end to all runs.
+        # Every problem is valid, so an exception is a result and must not stop the other runs.
         reason = f"raised {type(error).__name__}"
         outcome = {"converged": False, "reason": reason, "advice": str(error)}
         seconds, errors = time.perf_counter() - start, {}
@@ -58,10 +58,10 @@ def attempt(problem: Problem, run: int, max_seconds: float | None) -> Record:
 
 
 def compare(found: Any, layer: ol.AttentionLayer, X: np.ndarray[Any, Any]) -> Record:
-    """True errors and bars of every head of the true layer; None stands for infinity.
+    """True errors and bars of every head of the true layer, with None for infinity.
 
-    Bars come in the order of the heads that were found. A head without a counterpart has a bar of
-    zero: an answer without it claims that there is no such head.
+    A true head without a counterpart has a bar of zero: the found layer claims that it does not
+    exist.
     """
     match = found.layer.distance(layer, inputs=X)
     missing = match.permutation < 0
@@ -89,10 +89,9 @@ def run_all(
     out: Path | None,
     jobs: int,
 ) -> list[Record]:
-    """The records of all runs, in order. Those already in `out` with these settings are reused.
+    """The records of all runs, in order. Records in `out` with these settings are reused.
 
-    Each record is appended to `out` in one piece as soon as it is there. An interrupt ends the
-    runs under way and keeps the records so far.
+    Each record is appended to `out` as soon as its run ends. An interrupt keeps these records.
     """
     records = {r["run"]: r for r in read(out) if r.get("settings") == settings}
     records = {run: records[run] for run in runs if run in records}
@@ -107,15 +106,15 @@ def run_all(
             append(out, record)
             records[record["run"]] = record
             what = record.get("family") or record.get("kind")
-            told = f"run {record['run']}, {what}: {record['reason']}, {record['seconds']:.2f} s"
-            progress.print(f"{len(records)}/{len(runs)} {told}", highlight=False, markup=False)
+            line = f"run {record['run']}, {what}: {record['reason']}, {record['seconds']:.2f} s"
+            progress.print(f"{len(records)}/{len(runs)} {line}", highlight=False, markup=False)
     except KeyboardInterrupt:
         progress.print(f"interrupted after {len(records)} of {len(runs)} runs", highlight=False)
     return [records[run] for run in sorted(records)]
 
 
 def read(path: Path | None) -> list[Record]:
-    """The whole records of a file; a last line that was cut off is removed."""
+    """The complete records of a file. An incomplete last line is removed from the file."""
     if path is None or not path.exists():
         return []
     text = path.read_bytes()

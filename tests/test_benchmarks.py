@@ -39,7 +39,7 @@ def test_recovery_is_timed_beside_its_peers():
     assert 0 < float(row[2].split()[0]) < 60
     for peer in row[3:5]:
         assert peer.endswith(("(1/1)", "(0/1)"))
-    assert float(row[5].removeprefix("> ")) > 0
+    assert float(row[5].removeprefix("> ")) >= 0  # a peer may win at this size
     assert "seed 0: recover" in progress
 
 
