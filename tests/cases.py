@@ -15,7 +15,6 @@ from onelayer.data.chunks import InMemory, Streamed
 from onelayer.heads import dense
 from onelayer.recovery.examples import block, bytes_in_block, hold, whiten
 from onelayer.recovery.gauss_newton import varpro
-from onelayer.recovery.phases import examples
 from onelayer.recovery.validation import ValidatedExamples
 from onelayer.recovery.whitening import Whitening
 from onelayer.span import Span
@@ -236,7 +235,7 @@ def with_outputs(posed, Y):
 def gathered(X, Y, held_out=(), source=sources.in_memory, **options):
     """Examples for the phases, which find their whitening; `source` says where they live."""
     held_out = np.array(held_out, dtype=int)
-    return examples.gather(given(X, Y, None, source), held_out, **options)
+    return whiten(given(X, Y, None, source), linear=True, held_out=held_out, **options)
 
 
 def as_they_are(X, Y, held_out=()):
@@ -244,12 +243,12 @@ def as_they_are(X, Y, held_out=()):
     spread = hold(frame_as_it_is(X, Y), X, Y, None)
     held_out = np.array(held_out, dtype=int)
     equations = (X.shape[0] - len(held_out)) * X.shape[1] * Y.shape[2]
-    return examples.Examples(replace(spread, held_out=held_out, equations=equations))
+    return replace(spread, held_out=held_out, equations=equations)
 
 
 def tokens_and_outputs(source):
     """The arrays that examples in memory were given as."""
-    (chunk,) = source.spread.source.chunks.collect()
+    (chunk,) = source.source.chunks.collect()
     return chunk.arrays[:2]
 
 

@@ -76,7 +76,7 @@ def _sum_error(state: PhaseState, layer: AttentionLayer) -> float:
     """Of W = Σ W_i; the phases' tokens are X A and their outputs Y / s, so that W = A W' s."""
     assert state.sum is not None
     examples, total = state.examples, layer.projection.sum(axis=0)
-    estimate = examples.whitening @ state.sum.projection_sum * examples.spread.output_scale
+    estimate = examples.whitening @ state.sum.projection_sum * examples.output_scale
     return float(np.linalg.norm(estimate - total) / np.linalg.norm(total))
 
 

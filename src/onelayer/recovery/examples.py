@@ -63,6 +63,8 @@ class WhitenedExamples(Whitening):
         Ascending positions of examples of the source that do not belong to these.
     device : str or None
         Where examples are moved to when they are read.
+    progress : callable
+        Called with the share of a pass that is done.
     """
 
     source: Source
@@ -70,6 +72,7 @@ class WhitenedExamples(Whitening):
     order: Positions
     held_out: Positions
     device: str | None
+    progress: Progress = no_progress
 
     @property
     def in_memory(self) -> bool:
@@ -241,6 +244,7 @@ def whiten(
         order=order,
         held_out=held_out,
         device=device,
+        progress=progress,
     )
 
 

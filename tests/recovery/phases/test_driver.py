@@ -23,6 +23,7 @@ from onelayer.recovery.phases.state import (
     Step,
     SumEstimate,
 )
+from onelayer.recovery.strategies.sculpt import random_positions
 from onelayer.recovery.trace import Log
 
 STAGES = [
@@ -42,8 +43,8 @@ def begin(layer, X, heads=2, fitted=500, as_array=np.asarray):
     n = len(X)
     held_out = np.sort(rng.choice(n, max(1, n // 20), replace=False))
     source = gathered(as_array(X), as_array(layer(X)), held_out)
-    chosen = source.positions(fitted, rng)
-    return PhaseState(source, source.problem(chosen), source.problem(held_out), heads)
+    chosen = random_positions(source, fitted, rng)
+    return PhaseState(source, source.take(chosen), source.take(held_out), heads)
 
 
 def random_layer(seed=2, heads=2, **options):
@@ -75,7 +76,7 @@ def true_heads(layer, state):
 
 
 def sum_error(layer, state):
-    W = root(state) @ layer.projection.sum(axis=0) / state.examples.spread.output_scale
+    W = root(state) @ layer.projection.sum(axis=0) / state.examples.output_scale
     return oracles.relative_error(to_numpy(state.sum.projection_sum), W)
 
 
@@ -221,7 +222,7 @@ def test_heads_and_projections_are_as_near_as_their_space(walk):
 def test_sculpting_rests_on_the_sum_alone():
     layer = random_layer()
     state = begin(layer, inputs.gaussian(5000, 3, 8, seed=0))
-    W = root(state) @ layer.projection.sum(axis=0) / state.examples.spread.output_scale
+    W = root(state) @ layer.projection.sum(axis=0) / state.examples.output_scale
     state, measured = taken(SCULPT, replace(state, sum=SumEstimate(W, 1e-3, 1)))
     sculpture = state.sculpture
     basis = sculpture.spectrum.directions[: sculpture.free]

@@ -34,7 +34,7 @@ def root(source):
 
 def true_sum(layer, source):
     """W in the coordinates of the examples."""
-    return root(source) @ layer.projection.sum(axis=0) / source.spread.output_scale
+    return root(source) @ layer.projection.sum(axis=0) / source.output_scale
 
 
 def mean_head(layer, source):
@@ -48,9 +48,9 @@ def true_error(estimate, layer, source):
 
 def whitened(source):
     """All tokens and outputs as the phases see them."""
-    held_out = source.spread.held_out
-    total = source.count + len(held_out)
-    posed = source.problem(np.array([i for i in range(total) if i not in held_out]))
+    held_out = source.held_out
+    total = source.examples + len(held_out)
+    posed = source.take(np.array([i for i in range(total) if i not in held_out]))
     return to_numpy(posed.X), to_numpy(posed.Y)
 
 
@@ -118,7 +118,7 @@ def test_crude_sum_is_right_up_to_sampling_for_uniform_attention(draw):
     assert true_error(estimate, layer, source) < 4 * math.sqrt(8 / 20_000)
     X, _ = whitened(source)
     sums = X.sum(axis=1)
-    expected = sums.T @ sums / source.rows @ true_sum(layer, source)
+    expected = sums.T @ sums / (source.examples * source.tokens) @ true_sum(layer, source)
     np.testing.assert_allclose(estimate.projection_sum, expected, rtol=0, atol=1e-12)
 
 

@@ -34,7 +34,7 @@ class ExtractHull(Phase):
         hull = extract(state.sculpture, state.heads)
         note = f"{len(hull.basis)} free directions, gap {hull.gap:.3g}; distance of two halves"
         state = replace(state, hull=hull, heads=hull.heads)
-        return Step(state, state.examples.count, hull.error, note, refused=not hull.clear)
+        return Step(state, state.examples.examples, hull.error, note, refused=not hull.clear)
 
 
 def extract(sculpture: Sculpture, heads: int | None) -> AffineHull:

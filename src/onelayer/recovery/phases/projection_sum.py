@@ -19,6 +19,7 @@ than on Gaussian inputs.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -27,8 +28,9 @@ from scipy.special import gammaincinv
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.phases.agreement import agreement
-from onelayer.recovery.phases.examples import Examples
+from onelayer.recovery.phases.fold import fold
 from onelayer.recovery.phases.state import (
     Numbers,
     Phase,
@@ -63,19 +65,20 @@ class CrudeSum(Phase):
         note = "W by correlation; its error from the rows that agree best with it"
         refused = not math.isfinite(estimate.error)
         state = replace(state, sum=estimate)
-        return Step(state, examples.count, estimate.error, note, refused)
+        return Step(state, examples.examples, estimate.error, note, refused)
 
-    def estimate(self, examples: Examples) -> SumEstimate:
+    def estimate(self, examples: WhitenedExamples) -> SumEstimate:
         """W from the correlation of tokens and outputs, in one pass over all examples."""
 
         def correlation(X: Array, Y: Array) -> Array:
             xp = backend.namespace(X)
             return backend.transpose(xp.sum(X, axis=1)) @ xp.sum(Y, axis=1)
 
-        total = examples.fold(correlation, lambda total, term: total + term) / examples.rows
-        return SumEstimate(total, self._error_by_agreement(examples, total), examples.rows)
+        rows = examples.examples * examples.tokens
+        total = fold(examples, correlation, operator.add) / rows
+        return SumEstimate(total, self._error_by_agreement(examples, total), rows)
 
-    def _error_by_agreement(self, examples: Examples, estimate: Array) -> float:
+    def _error_by_agreement(self, examples: WhitenedExamples, estimate: Array) -> float:
         """The relative error of W, from the rows that agree best with it.
 
         A row on which heads agree has a residual (see `agreement`) only because W is wrong:
@@ -91,9 +94,10 @@ class CrudeSum(Phase):
             relative = np.divide(residual, size, out=np.full_like(residual, np.inf), where=size > 0)
             return np.asarray(relative.ravel())
 
-        relative = examples.fold(
-            residuals, lambda first, second: np.concatenate([first, second]), most=self.sample
-        )
+        def merge(first: Numbers, second: Numbers) -> Numbers:
+            return np.concatenate([first, second])
+
+        relative = fold(examples, residuals, merge, most=self.sample)
         least = np.quantile(relative, self.agreeing, method="higher")
         quantile = 2 * gammaincinv(freedom / 2, self.agreeing)  # of a chi-squared variable
         return float(least / math.sqrt(quantile / examples.out_dim))
@@ -123,22 +127,23 @@ class RefinedSum(Phase):
         note = f"W from the {estimate.rows} rows with the largest margins; a bound from residuals"
         refused = not math.isfinite(estimate.error)
         state = state if refused else replace(state, sum=estimate)
-        return Step(state, examples.count, estimate.error, note, refused)
+        return Step(state, examples.examples, estimate.error, note, refused)
 
-    def estimate(self, examples: Examples, point: Numbers) -> SumEstimate:
+    def estimate(self, examples: WhitenedExamples, point: Numbers) -> SumEstimate:
         """W from the rows with the largest margins under `point` (d, d), in one pass.
 
         If these do not show all directions, as may happen in few dimensions, further passes take
         four and sixteen times as many rows.
         """
-        wanted = min(self.rows_per_dim * examples.dim, int(self.largest_share * examples.rows))
+        rows = examples.examples * examples.tokens
+        wanted = min(self.rows_per_dim * examples.dim, int(self.largest_share * rows))
         count = max(wanted, self.fewest_per_dim * examples.dim)
         for factor in (1, 4, 16):
-            rows = _largest_margins(examples, point, factor * count)
-            estimate, error = _regression(rows.token, rows.output)
+            found = _largest_margins(examples, point, factor * count)
+            estimate, error = _regression(found.token, found.output)
             if math.isfinite(error):
                 break
-        return SumEstimate(backend.like(estimate, examples.whitening), error, len(rows.margin))
+        return SumEstimate(backend.like(estimate, examples.whitening), error, len(found.margin))
 
 
 class _Rows(NamedTuple):
@@ -156,7 +161,7 @@ class _Rows(NamedTuple):
         return _Rows(*map(np.concatenate, zip(self, other, strict=True)))
 
 
-def _largest_margins(examples: Examples, point: Numbers, count: int) -> _Rows:
+def _largest_margins(examples: WhitenedExamples, point: Numbers, count: int) -> _Rows:
     """The rows with the largest margins of all examples."""
 
     def work(X: Array, Y: Array) -> _Rows:
@@ -165,7 +170,7 @@ def _largest_margins(examples: Examples, point: Numbers, count: int) -> _Rows:
     def merge(first: _Rows, second: _Rows) -> _Rows:
         return first.concat(second).largest(count)
 
-    return examples.fold(work, merge)
+    return fold(examples, work, merge)
 
 
 def _margins(X: Array, Y: Array, point: Numbers) -> _Rows:

@@ -18,9 +18,9 @@ import numpy as np
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.phases.affine_hull import distance_of_halves
 from onelayer.recovery.phases.agreement import certified
-from onelayer.recovery.phases.examples import Examples
 from onelayer.recovery.phases.polytope import CLEAR_GAP, Polytope, Spectrum
 from onelayer.recovery.phases.slabs import WIDTH, Slabs, find_slabs
 from onelayer.recovery.phases.state import Numbers, Phase, PhaseState, Sculpture, Step
@@ -42,7 +42,7 @@ class Sculpt(Phase):
 
     def step(self, state: PhaseState) -> Step:
         assert state.sum is not None
-        estimate, count = state.sum, state.examples.count
+        estimate, count = state.sum, state.examples.examples
         found = self.sculpt(state.examples, estimate.projection_sum, estimate.error, state.heads)
         if found is None:
             note = "too few narrow and consistent slabs"
@@ -56,7 +56,7 @@ class Sculpt(Phase):
         return Step(replace(state, sculpture=found), count, error, note)
 
     def sculpt(
-        self, examples: Examples, projection_sum: Array, error: float, heads: int | None
+        self, examples: WhitenedExamples, projection_sum: Array, error: float, heads: int | None
     ) -> Sculpture | None:
         """The polytope from one pass over the examples; None if too few slabs remain.
 

@@ -28,8 +28,9 @@ import numpy as np
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
+from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.phases.agreement import agreement
-from onelayer.recovery.phases.examples import Examples
+from onelayer.recovery.phases.fold import fold
 
 # Slabs per unknown: more have larger errors, fewer average less.
 _TWO_SIDED, _ONE_SIDED = 16, 4
@@ -78,7 +79,9 @@ class Slabs(NamedTuple):
         return products.reshape(len(gaps), gaps.shape[1] ** 2)
 
 
-def find_slabs(examples: Examples, projection_sum: Array, error: float) -> tuple[Slabs, Slabs]:
+def find_slabs(
+    examples: WhitenedExamples, projection_sum: Array, error: float
+) -> tuple[Slabs, Slabs]:
     """The most accurate two-sided slabs, and the most certain one-sided ones."""
     unknowns = examples.dim**2
     counts = _TWO_SIDED * unknowns, _ONE_SIDED * unknowns
@@ -95,7 +98,7 @@ def find_slabs(examples: Examples, projection_sum: Array, error: float) -> tuple
         two_sided, one_sided = (a.concat(b).smallest(count) for a, b, count in pairs)
         return two_sided, one_sided
 
-    return examples.fold(work, merge)
+    return fold(examples, work, merge)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,6 @@ import numpy as np
 from onelayer.array.backend import Array
 from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.gauss_newton.varpro import Fit
-from onelayer.recovery.phases.examples import Examples
 from onelayer.recovery.phases.polytope import CLEAR_GAP, Polytope, Spectrum
 from onelayer.recovery.reasons import Reason
 
@@ -85,7 +84,7 @@ class CandidateFit:
 class PhaseState:
     """What the phases know so far. `refusal` is set once a phase cannot continue."""
 
-    examples: Examples
+    examples: WhitenedExamples
     fitted: WhitenedExamples  # examples in memory, for the regressions of phase 6
     other: WhitenedExamples  # further examples in memory, for selection
     heads: int | None  # None while the number of heads is unknown

@@ -8,13 +8,14 @@ import numpy as np
 
 from onelayer.array import backend, threads
 from onelayer.array.backend import Array
+from onelayer.data.storage import Positions
 from onelayer.heads import dense
 from onelayer.recovery import verdict
-from onelayer.recovery.examples import WhitenedExamples
+from onelayer.recovery.examples import WhitenedExamples, whiten
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.gauss_newton.stopping import StageOutcome
 from onelayer.recovery.holdout import MOST_HELD_OUT
-from onelayer.recovery.phases import driver, examples
+from onelayer.recovery.phases import driver
 from onelayer.recovery.phases.state import PhaseState
 from onelayer.recovery.result import Recovery
 from onelayer.recovery.run import RecoveryRun
@@ -61,13 +62,26 @@ def begin(run: RecoveryRun) -> tuple[PhaseState, WhitenedExamples]:
     (n, *_), numbers = run.examples.shape, settings.DEFAULT.sculpt
     run.log.stage = "whitening"
     held_out = np.sort(run.rng.choice(n, min(max(2, n // 20), MOST_HELD_OUT), replace=False))
-    source = examples.gather(run.examples, held_out, run.options.device, run.log.progress)
-    other, unseen = source.problem(held_out[::2]), source.problem(held_out[1::2])
+    source = whiten(
+        run.examples,
+        linear=True,
+        held_out=held_out,
+        device=run.options.device,
+        progress=run.log.progress,
+    )
+    other, unseen = source.take(held_out[::2]), source.take(held_out[1::2])
     heads = run.options.known_heads
     unknowns = other.unknowns(heads or 4, run.options.rank)
     enough = int(numbers.fitted_equations * unknowns / (source.tokens * source.out_dim))
-    positions = source.positions(max(numbers.fitted_examples, enough), run.rng)
-    return PhaseState(source, source.problem(positions), other, heads), unseen
+    positions = random_positions(source, max(numbers.fitted_examples, enough), run.rng)
+    return PhaseState(source, source.take(positions), other, heads), unseen
+
+
+def random_positions(source: WhitenedExamples, most: int, rng: np.random.Generator) -> Positions:
+    """Ascending positions of at most `most` random examples that are not held out."""
+    count, held_out = len(source.source), source.held_out
+    positions = rng.choice(count, min(most + len(held_out), count), replace=False)
+    return np.sort(positions[~np.isin(positions, held_out)][:most])
 
 
 def _heads_so_far(state: PhaseState) -> Array:

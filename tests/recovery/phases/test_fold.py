@@ -9,6 +9,8 @@ from onelayer import AttentionLayer, inputs
 from onelayer.array import blocks
 from onelayer.array.backend import namespace, to_numpy
 from onelayer.data import sources
+from onelayer.recovery.phases.fold import fold
+from onelayer.recovery.strategies.sculpt import random_positions
 
 NONE = np.array([], dtype=int)
 
@@ -34,13 +36,16 @@ def gathered(X, Y, held_out=NONE, as_array=np.asarray, **options):
 
 def scale_of(source):
     """What outputs are divided by."""
-    return source.spread.output_scale
+    return source.output_scale
 
 
 def blocks_of(source, most=None):
     """The blocks that a fold shows, as lists of numpy arrays: (tokens, outputs)."""
-    pairs = source.fold(
-        lambda X, Y: [(to_numpy(X), to_numpy(Y))], lambda first, second: first + second, most
+    pairs = fold(
+        source,
+        lambda X, Y: [(to_numpy(X), to_numpy(Y))],
+        lambda first, second: first + second,
+        most,
     )
     return [list(parts) for parts in zip(*pairs, strict=True)]
 
@@ -101,7 +106,7 @@ def test_tokens_and_outputs_that_are_all_zero_stay_zero(xp_array):
 def test_sizes_count_what_is_not_held_out():
     X, Y = drawn()
     source = gathered(X, Y, np.array([1, 2, 3]))
-    assert (source.count, source.rows) == (47, 141)
+    assert source.examples == 47
     assert (source.tokens, source.dim, source.out_dim) == (3, 4, 5)
 
 
@@ -129,7 +134,7 @@ def test_blocks_are_read_on_every_backend(xp_array, monkeypatch):
     expected = seen(gathered(X, Y, held_out))
     in_small_blocks(monkeypatch, 8000)
     source = gathered(X, Y, held_out, as_array=xp_array)
-    kinds = source.fold(lambda X, Y: {type(X), type(Y)}, set.union)
+    kinds = fold(source, lambda X, Y: {type(X), type(Y)}, set.union)
     assert kinds == {type(xp_array(X))}
     for mine, theirs in zip(seen(source), expected, strict=True):
         assert mine.dtype == np.float64
@@ -154,7 +159,7 @@ def test_size_of_the_blocks_does_not_matter(monkeypatch, block_bytes):
 def test_memory_of_a_block_is_bounded_whatever_the_number_of_examples():
     X, Y = (np.broadcast_to(np.ones(1), (200_000, 4, 16)) for _ in range(2))
     source = as_they_are(X, Y)
-    sizes = source.fold(lambda X, Y: [X.nbytes + Y.nbytes], lambda first, second: first + second)
+    sizes = fold(source, lambda X, Y: [X.nbytes + Y.nbytes], lambda first, second: first + second)
     assert max(sizes) <= blocks.BLOCK_BYTES
     assert sum(sizes) == 2 * 8 * 200_000 * 4 * 16
     assert len(sizes) < 2 * 8 * sum(sizes) / blocks.BLOCK_BYTES
@@ -186,7 +191,7 @@ def test_files_on_disk_are_read_as_the_arrays_in_them(tmp_path, monkeypatch, pie
     held_out = np.array([0, 1, 20, 49])
     source = gathered(*mapped, held_out, as_array=lambda a: a, source=source_of)
     plain = gathered(X, Y, held_out, source=source_of)
-    assert len(source.spread.source.chunks) == pieces
+    assert len(source.source.chunks) == pieces
     np.testing.assert_array_equal(source.whitening, plain.whitening)
     assert scale_of(source) == scale_of(plain)
     assert len(blocks_of(source)[0]) > 1
@@ -195,7 +200,7 @@ def test_files_on_disk_are_read_as_the_arrays_in_them(tmp_path, monkeypatch, pie
         np.testing.assert_array_equal(mine, theirs)
     index = np.array([2, 7, 30])
     for name in ("X", "Y"):
-        mine, theirs = (getattr(s.problem(index), name) for s in (source, plain))
+        mine, theirs = (getattr(s.take(index), name) for s in (source, plain))
         assert type(mine) is np.ndarray
         assert mine.dtype == np.float64
         np.testing.assert_array_equal(mine, theirs)
@@ -212,7 +217,7 @@ def test_passes_tell_how_far_they_are(monkeypatch):
     X, Y = drawn(40)
     in_small_blocks(monkeypatch, 8000)
     told = []
-    source = gathered(X, Y, passing=told.append)
+    source = gathered(X, Y, progress=told.append)
     whitening = told.copy()
     seen(source)
     for shares in (whitening, told[len(whitening) :]):
@@ -272,18 +277,18 @@ def test_positions_are_ascending_and_not_held_out(seed, n, share, most):
     held_out = np.sort(rng.choice(n, int(share * n), replace=False))
     X = np.zeros((n, 1, 1))
     source = as_they_are(X, X, held_out)
-    found = source.positions(most, np.random.default_rng(seed))
-    assert len(found) == min(most, source.count)
+    found = random_positions(source, most, np.random.default_rng(seed))
+    assert len(found) == min(most, source.examples)
     assert (np.diff(found) > 0).all()
     assert set(found.tolist()) <= set(kept(n, held_out))
-    again = source.positions(most, np.random.default_rng(seed))
+    again = random_positions(source, most, np.random.default_rng(seed))
     np.testing.assert_array_equal(found, again)
 
 
 def test_positions_are_other_ones_with_another_generator():
     X = np.zeros((1000, 1, 1))
     source = as_they_are(X, X, np.arange(10))
-    first, second = (source.positions(20, np.random.default_rng(seed)) for seed in (0, 1))
+    first, second = (random_positions(source, 20, np.random.default_rng(seed)) for seed in (0, 1))
     assert len(set(first) & set(second)) < 10
 
 
@@ -291,7 +296,7 @@ def test_positions_are_other_ones_with_another_generator():
 def test_a_problem_holds_the_whitened_rows(xp_array, index):
     X, Y = drawn()
     source = gathered(X, Y, np.array([1, 4]), as_array=xp_array)
-    posed = source.problem(np.array(index))
+    posed = source.take(np.array(index))
     whitening = to_numpy(source.whitening)
     assert namespace(posed.X) is namespace(xp_array(X))
     np.testing.assert_allclose(to_numpy(posed.X), X[index] @ whitening, rtol=0, atol=1e-12)
@@ -306,7 +311,7 @@ def test_a_problem_holds_the_whitened_rows(xp_array, index):
 
 def test_a_problem_of_all_examples_is_the_one_that_is_posed():
     X, Y = drawn()
-    mine = gathered(X, Y).problem(np.arange(50))
+    mine = gathered(X, Y).take(np.arange(50))
     theirs = whitened(X, Y, None, False, False)
     np.testing.assert_allclose(mine.X, theirs.X, rtol=0, atol=1e-12)
     np.testing.assert_allclose(mine.Y, theirs.Y, rtol=0, atol=1e-12)
