@@ -84,7 +84,7 @@ def test_phases_are_those_of_recover():
     layer, X, Y = recovery_setup.instance(1, 7, 2, 4000, seed=0)
     how = {"heads": 1, "method": "sculpt", "seed": generator(0, "search"), "polish": False}
     found = recover(X, Y, **how)
-    own = {int(row.stage[6]): row.error for row in found.trace}  # the last round of a phase
+    own = {row.phase: row.error for row in found.trace}  # the last round of a phase
     assert {n: cell[f"measured_{n}"] for n in TRUE} == own
     assert cell["true_6"] == worst_head(found.layer, layer)
     assert 1e-6 < cell["true_6"] < 0.05
