@@ -634,7 +634,12 @@ def test_reasons_have_remedies_exactly_where_something_is_wrong(reason):
         (None, np.full((4, 2, 3), np.inf), ValueError, "Y has 24 NaN or infinite entries, expecte"),
         (np.ones((4, 3)), None, ValueError, r"X has shape \(4, 3\), expected three axes \(exampl"),
         (None, np.ones((4, 3)), ValueError, r"Y has shape \(4, 3\), expected three axes \(exampl"),
-        (np.ones((0, 2, 3)), None, ValueError, r"X has shape \(0, 2, 3\), expected at least one"),
+        (
+            np.ones((0, 2, 3)),
+            np.ones((0, 2, 3)),
+            ValueError,
+            r"X has shape \(0, 2, 3\), expected at least one",
+        ),
         (np.ones((4, 0, 3)), None, ValueError, r"X has shape \(4, 0, 3\), expected at least one"),
         (None, np.ones((4, 2, 0)), ValueError, r"Y has shape \(4, 2, 0\), expected at least one"),
         (np.ones((4, 2, 3)) * 1j, None, TypeError, "X has dtype complex128, expected real numbers"),
