@@ -244,7 +244,8 @@ def test_bad_minima_are_escaped_from(seed):
 @pytest.mark.parametrize("rank", [None, 1, 2])
 def test_the_error_asked_for_is_reached_or_rounding_is(tol, rank):
     layer, X, Y = examples(rank=rank)
-    found = recover(X, Y, heads=2, rank=rank, tol=tol, restarts=2)
+    # A residual of 1e-3 leaves error bars of about the default of `head_tol`, on either side of it.
+    found = recover(X, Y, heads=2, rank=rank, tol=tol, restarts=2, head_tol=0.5)
     assert found.converged
     assert found.relative_error <= max(tol, 1e-13)
     assert head_error(found, layer) < max(100 * tol, 1e-10)
