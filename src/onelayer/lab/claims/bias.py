@@ -37,9 +37,16 @@ def judge(results: Results) -> list[Check]:
     ratios = _ratios(results)
     most = max(ratios.of("examples"))
     last = {t: ratios.where(examples=most).median(t) for t in WEIGHTED.values()}
-    price, cheapest = _best(ratios, LINEAR)
+    best = {t: _best(ratios, t) for t in (LINEAR, *WEIGHTED.values())}
     return [
-        *(_helps(ratios, target) for target in WEIGHTED.values()),
+        *(
+            Check(
+                f"the bias helps on {target} somewhere: at most {HELPS} of the error without",
+                f"at best {best[target][0]:.3g}, at n = {best[target][1]}",
+                best[target][0] <= HELPS,
+            )
+            for target in WEIGHTED.values()
+        ),
         Check(
             f"with the most examples it hurts on none: at most {HURTS} of the error without",
             f"at n = {most} " + ", ".join(f"{t}: {ratio:.3g}" for t, ratio in last.items()),
@@ -47,19 +54,10 @@ def judge(results: Results) -> list[Check]:
         ),
         Check(
             f"it helps nowhere on {LINEAR}, which does not depend on the query",
-            f"at best {price:.2g} of the error without, at n = {cheapest}",
-            price > HELPS,
+            f"at best {best[LINEAR][0]:.2g} of the error without, at n = {best[LINEAR][1]}",
+            best[LINEAR][0] > HELPS,
         ),
     ]
-
-
-def _helps(ratios: Results, target: str) -> Check:
-    best, size = _best(ratios, target)
-    return Check(
-        f"the bias helps on {target} somewhere: at most {HELPS} of the error without",
-        f"at best {best:.3g}, at n = {size}",
-        best <= HELPS,
-    )
 
 
 def _best(ratios: Results, target: str) -> tuple[float, int]:

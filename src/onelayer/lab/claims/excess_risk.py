@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -54,13 +53,13 @@ def judge(results: Results) -> list[Check]:
     growths = {name: list(_growths(results, name)) for name in TARGETS}
     if not any(rates.values()) or not any(growths.values()):
         raise Undecided(f"the largest size is too small for an error of {ERROR}")
-    worst = [max(found, key=lambda growth: growth.excess) for found in growths.values() if found]
+    worst = [max(found) for found in growths.values() if found]
     return [
         *(_fast_enough(name, found) for name, found in rates.items() if found),
         Check(
             f"examples needed grow with d no faster than predicted, up to {SLACK:g} times",
-            "; ".join(map(str, worst)),
-            max(growth.excess for growth in worst) <= SLACK,
+            "; ".join(text for _, text in worst),
+            max(worst)[0] <= SLACK,
         ),
         _ranked(results),
     ]
@@ -91,39 +90,21 @@ def _fast_enough(name: str, rates: list[float]) -> Check:
     )
 
 
-class Growth(NamedTuple):
-    """How many times the examples a larger dimension needs, a lower bound where `bound` is set."""
+def _growths(results: Results, name: str) -> Iterator[tuple[float, str]]:
+    """The growth of the examples needed over the predicted one, and both in words.
 
-    name: str
-    dims: tuple[int, int]
-    measured: float
-    predicted: float
-    bound: bool
-
-    @property
-    def excess(self) -> float:
-        return self.measured / self.predicted
-
-    def __str__(self) -> str:
-        least = "> " * self.bound
-        return (
-            f"{self.name}: {least}{self.measured:.3g} times from d = {self.dims[0]} to "
-            f"{self.dims[1]}, predicted {self.predicted:.3g}"
-        )
-
-
-def _growths(results: Results, name: str) -> Iterator[Growth]:
-    """From the least to every larger dimension, where something is known about it."""
+    From the least to every larger dimension, where something is known about it.
+    """
     for _, part in results.by("noise"):
-        needed = part.medians(f"needed {name}", by="dim")
-        largest = part.of("examples")[0]
+        needed, largest = part.medians(f"needed {name}", by="dim"), part.of("examples")[0]
         least, *larger = sorted(needed)
         for dim in larger if np.isfinite(needed[least]) else []:
-            measured = min(needed[dim], largest) / needed[least]
+            growth = min(needed[dim], largest) / needed[least]
             predicted = _order(name, dim) / _order(name, least)
-            growth = Growth(name, (least, dim), measured, predicted, needed[dim] == np.inf)
-            if not growth.bound or growth.excess > SLACK:  # else a bound decides nothing
-                yield growth
+            bound = "> " * (needed[dim] == np.inf)
+            if not bound or growth / predicted > SLACK:  # else a lower bound decides nothing
+                text = f"{name}: {bound}{growth:.3g} times from d = {least} to {dim}"
+                yield growth / predicted, f"{text}, predicted {predicted:.3g}"
 
 
 def _order(name: str, dim: int) -> float:

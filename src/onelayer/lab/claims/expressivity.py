@@ -41,7 +41,14 @@ def judge(results: Results) -> list[Check]:
     rates = {t: rules.exponent(heads[-2:], error[-2:]) for t, error in errors.items()}
     left = {target: error[-1] for target, error in errors.items()}
     return [
-        *(_falls(target, error) for target, error in errors.items()),
+        *(
+            Check(
+                f"the error on {target} falls with every step in the number of heads",
+                ", ".join(f"{error:.2g}" for error in found),
+                all(after < before for before, after in pairwise(found)),
+            )
+            for target, found in errors.items()
+        ),
         Check(
             f"in the last step errors fall as M^{RATE} or faster, predicted M^-1",
             ", ".join(f"{target}: M^{rate:.2f}" for target, rate in rates.items()),
@@ -53,14 +60,6 @@ def judge(results: Results) -> list[Check]:
             max(left.values()) <= SHARE,
         ),
     ]
-
-
-def _falls(target: str, errors: list[float]) -> Check:
-    return Check(
-        f"the error on {target} falls with every step in the number of heads",
-        ", ".join(f"{error:.2g}" for error in errors),
-        all(after < before for before, after in pairwise(errors)),
-    )
 
 
 def draw(results: Results, figure: Figure) -> None:

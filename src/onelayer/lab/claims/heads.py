@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-import numpy as np
-
-from onelayer.lab import figures, recovery_setup
+from onelayer.lab import figures, recovery_setup, rules
 from onelayer.lab.claim import SECOND_PAPER, Check, Claim, Measured, Results, Undecided, by_size
 from onelayer.lab.figures import Axes, Figure
 from onelayer.lab.grids import grid_by_method
@@ -53,7 +51,8 @@ def judge(results: Results) -> list[Check]:
     if not math.isfinite(max(sculpt.values())):
         raise Undecided("the six phases did not succeed with the largest number of examples")
     growth = [(b / a) ** (1 / (m - h)) for (h, a), (m, b) in pairwise(sculpt.items())]
-    exponent = fitted_exponent(sculpt)
+    # The q of log n ~ m^q.
+    exponent = rules.exponent(list(sculpt), [math.log(n) for n in sculpt.values()])
     refine = results.where(method="refine")
     counts = {tokens: medians(part, "of_count") for tokens, part in refine.by("tokens")}
     listed = "; ".join(
@@ -78,12 +77,6 @@ def judge(results: Results) -> list[Check]:
 def medians(results: Results, what: str) -> dict[int, float]:
     """Over seeds, by number of heads, the fewest first; infinite where it was not reached."""
     return dict(sorted(results.medians(what, by="heads").items()))
-
-
-def fitted_exponent(examples: dict[int, float]) -> float:
-    """The q of log n ~ m^q."""
-    logs = np.log(np.log(list(examples.values())))
-    return float(np.polyfit(np.log(list(examples)), logs, 1)[0])
 
 
 def draw(results: Results, figure: Figure) -> None:

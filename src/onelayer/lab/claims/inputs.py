@@ -40,13 +40,23 @@ def measure(
 
 
 def judge(results: Results) -> list[Check]:
-    errors = {method: final_errors(part) for method, part in results.by("method")}
+    errors = {
+        method: part.where(examples=max(part.of("examples"))).medians("error", by="kind")
+        for method, part in results.by("method")
+    }
     sculpt = errors["sculpt"]
     others = {kind: error for kind, error in sculpt.items() if kind != "boolean"}
     if "boolean" not in sculpt or not others:
         raise Undecided("inputs of another kind are compared with boolean ones, both are needed")
     return [
-        *(_found(method, by_kind) for method, by_kind in errors.items()),
+        *(
+            Check(
+                f"{NAMES[method]}: heads within {ASKED[method]:g} on inputs of every kind",
+                ", ".join(f"{kind} {error:.2g}" for kind, error in by_kind.items()),
+                max(by_kind.values()) <= ASKED[method],
+            )
+            for method, by_kind in errors.items()
+        ),
         Check(
             f"six phases: errors at most {WORSE:g} times that on Boolean inputs",
             ", ".join(f"{kind} {e / sculpt['boolean']:.2g} times" for kind, e in others.items()),
@@ -54,19 +64,6 @@ def judge(results: Results) -> list[Check]:
         ),
         rules.no_wrong_claims(results),
     ]
-
-
-def _found(method: str, errors: dict[str, float]) -> Check:
-    return Check(
-        f"{NAMES[method]}: heads within {ASKED[method]:g} on inputs of every kind",
-        ", ".join(f"{kind} {error:.2g}" for kind, error in errors.items()),
-        max(errors.values()) <= ASKED[method],
-    )
-
-
-def final_errors(results: Results) -> dict[str, float]:
-    """The median error with the most examples, by kind of inputs."""
-    return results.where(examples=max(results.of("examples"))).medians("error", by="kind")
 
 
 def draw(results: Results, figure: Figure) -> None:

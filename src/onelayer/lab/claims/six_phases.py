@@ -9,7 +9,7 @@ import numpy as np
 from onelayer.lab import figures, recovery_setup
 from onelayer.lab.claim import SECOND_PAPER, Check, Claim, Measured, Result, Results, by_size
 from onelayer.lab.figures import Figure, SubFigure
-from onelayer.lab.phase_reports import PhaseReport, phase_reports
+from onelayer.lab.phase_reports import phase_reports
 from onelayer.lab.recovery_setup import EXACT, NEAR, worst_head
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
@@ -31,7 +31,8 @@ SETTINGS = by_size(
 def measure(shape: str, seed: int) -> Measured:
     """The true error after every phase and the one that it measured itself; polished heads."""
     layer, X, Y = recovery_setup.instance(*sizes_of(shape), seed=seed)
-    phases = last_rounds(phase_reports(X, Y, layer, generator(seed, "search")))
+    reports = phase_reports(X, Y, layer, generator(seed, "search"))
+    phases = {r.number: r for r in reports if not r.refusal}  # of several rounds the last
     found = recover(X, Y, layer.heads, method="sculpt", seed=generator(seed, "search"))
     values = {"polished": worst_head(found.layer, layer), "reason": found.reason.name.lower()}
     for number in ESTIMATED:
@@ -52,11 +53,6 @@ def sizes_of(shape: str) -> tuple[int, int, int, int]:
         expected = "HEADSxDIMxTOKENSxEXAMPLES, such as 2x8x3x400000"
         raise ValueError(f"shape is {shape!r}, expected {expected}") from None
     return heads, dim, tokens, examples
-
-
-def last_rounds(phases: list[PhaseReport]) -> dict[int, PhaseReport]:
-    """The phases by number, of several rounds of one the last that went through."""
-    return {phase.number: phase for phase in phases if not phase.refusal}
 
 
 def side_by_side(layer: AttentionLayer, estimate: AttentionLayer) -> Measured:
