@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -79,7 +80,7 @@ class SetEstimator(BaseEstimator):
         return given.apply(work, self._standard)
 
     def _forget(self) -> None:
-        """Drop fitted attributes, lest a fit that fails leave those of an earlier one."""
+        """Drop fitted attributes, which a fit that fails would otherwise keep."""
         learned = ("coef_", "dual_coef_", "intercept_", "classes_", "alpha_", "n_features_out_")
         for name in (*learned, "X_offset_", "X_scale_"):
             self.__dict__.pop(name, None)
@@ -113,7 +114,18 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator):
         check_is_fitted(self, "coef_")
         return self.coef_[:, None] if self.coef_.ndim == 1 else self.coef_.T
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, mask: Any) -> None:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X, mask : examples
+            In any of the forms described for `RandomFeatureAttention`.
+        y : array of shape (n,) or (n, targets)
+            The targets; for a classifier labels of shape (n,).
+        sample_weight : float or array of shape (n,), optional
+            Weights of the examples.
+        """
         self._forget()
         problem = ridge_problem(self, X, y, mask, sample_weight)
         self._model, (found,) = solve(self, problem, [len(problem)], "fit")
@@ -123,6 +135,12 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator):
         self.alpha_ = float(found.alphas[0]) if problem.flat else found.alphas
         self.intercept_ = float(found.intercept[0]) if problem.flat else found.intercept
         self._keep(coefficients, problem.flat)
+        return self
+
+    def predict(self, X: Any, mask: Any = None) -> Array:
+        """Predictions (n,) or (n, targets) for X; for a classifier labels (n,)."""
+        predictor = self._predictor()
+        return self._apply(predictor, predictor.coefficients, X, mask, "predict")
 
     def _predictor(self) -> Predictor:
         """What was fitted, as a function of sets."""
@@ -130,18 +148,17 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator):
         intercept = self.intercept_
         if self._flat:
             intercept = intercept * backend.ones((1,), coefficients)
-        return Predictor(self._model, coefficients, intercept, self._flat, self.device)
+        classes = self.classes_ if self._labels else None
+        return Predictor(self._model, coefficients, intercept, self._flat, self.device, classes)
 
-    def _predict(self, predictor: Predictor, X: Any, mask: Any, method: str) -> Any:
-        return self._apply(predictor, predictor.coefficients, X, mask, method)
-
-    def _to_score(self, X: Any, y: Any, sample_weight: Any, mask: Any) -> GivenExamples:
-        """Examples with their targets, to compare predictions with."""
-        fitted = self._kept()
+    def _score(
+        self, metric: Callable[..., float], X: Any, y: Any, sample_weight: Any, mask: Any
+    ) -> float:
+        predictor = self._predictor()
         validation.refuse_none(y, "y")
         given = self._given(X, mask, y, sample_weight)
-        validation.check_same_place(self, "score", given.form, fitted)
-        return given
+        validation.check_same_place(self, "score", given.form, predictor.coefficients)
+        return metric(given, predictor, self._standard)
 
 
 class Fit(NamedTuple):
@@ -182,7 +199,7 @@ def examples_to_test(estimator: RidgeEstimator, X: Any, y: Any, mask: Any, name:
 
 @with_callbacks
 def solve(estimator: RidgeEstimator, problem: RidgeProblem, sizes: list[int], task: str) -> Fit:
-    """Solutions for the first examples, as many as each of the sizes."""
+    """Fit the first examples of every sample size."""
     problem = problem.first(sizes[-1])
     problem = problem.here() if estimator._all_in_memory else problem
     model = estimator._draw(problem.sets)

@@ -30,7 +30,6 @@ from onelayer.features.models import (
     FeatureModel,
     FeatureTransformer,
     KernelModel,
-    Predictor,
     RidgeModel,
 )
 from onelayer.features.positions import PositionalEncoding
@@ -55,29 +54,9 @@ def _draw_attention(estimator: Any, sets: Sets) -> attention_features.AttentionM
 class Regressor(RegressorMixin, RidgeEstimator):
     """Ridge regression on one or many numbers for each example."""
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> Self:
-        """Fit the model.
-
-        Parameters
-        ----------
-        X, mask : examples
-            In any of the forms described for `RandomFeatureAttention`.
-        y : array of shape (n,) or (n, targets)
-            The targets.
-        sample_weight : float or array of shape (n,), optional
-            Weights of the examples.
-        """
-        self._fit(X, y, sample_weight, mask)
-        return self
-
-    def predict(self, X: Any, mask: Any = None) -> Array:
-        """Predictions (n,) or (n, targets) for X, in the forms of `fit`."""
-        return self._predict(self._predictor(), X, mask, "predict")
-
     def score(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> float:
         """The coefficient of determination R² of the predictions."""
-        given = self._to_score(X, y, sample_weight, mask)
-        return scores.r_squared(given, self._predictor(), self._standard)
+        return self._score(scores.r_squared, X, y, sample_weight, mask)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -326,26 +305,14 @@ class RandomFeatureAttentionClassifier(ClassifierMixin, _AttentionRidge):
 
     _labels = True
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> Self:
-        """Fit the model to labels y (n,); the other parameters are those of regressors."""
-        self._fit(X, y, sample_weight, mask)
-        return self
-
     def decision_function(self, X: Any, mask: Any = None) -> Array:
         """Scores, (n,) for two classes (positive: the second), else (n, classes)."""
-        return self._predict(self._predictor(), X, mask, "decision_function")
-
-    def predict(self, X: Any, mask: Any = None) -> Array:
-        """The class of the highest score, (n,)."""
-        return self._predict(self._label_predictor(), X, mask, "predict")
+        predictor = replace(self._predictor(), classes=None)
+        return self._apply(predictor, predictor.coefficients, X, mask, "decision_function")
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> float:
         """The share of right predictions."""
-        given = self._to_score(X, y, sample_weight, mask)
-        return scores.accuracy(given, self._label_predictor(), self._standard)
-
-    def _label_predictor(self) -> Predictor:
-        return replace(self._predictor(), classes=self.classes_)
+        return self._score(scores.accuracy, X, y, sample_weight, mask)
 
 
 @_parameters

@@ -78,13 +78,13 @@ def learning_curve(
     constant has error 1. Features are drawn once, so the result is that of fitting at every size
     with the same `random_state` (if the longest set is among the first examples, where features
     depend on it). Computation that the sizes share is done once: the Gram matrix and, for a given
-    alpha and up to as many examples as features, its factor.
+    alpha and sizes up to the number of features, its factor.
 
     Parameters
     ----------
     estimator : RandomFeatureAttention, RandomFeatureMLP or AttentionKernelRidge
-        It is cloned, not changed; its callbacks are told of progress. With `standardize=True`
-        tokens are centred and scaled once, by the examples of the largest size.
+        It is cloned, not changed; its callbacks report progress. With `standardize=True` tokens
+        are centred and scaled once, by the examples of the largest size.
     X, y, X_test, y_test : examples and targets
         In any form and place that the estimator takes; y is (n,) or (n, targets).
     sizes : list of int
@@ -99,16 +99,12 @@ def learning_curve(
 
     Examples
     --------
-    >>> from onelayer import inputs
-    >>> from onelayer.features.estimators import RandomFeatureAttention
-    >>> X = inputs.sphere(400, tokens=5, dim=4)
+    >>> import onelayer as ol
+    >>> X = ol.inputs.sphere(400, tokens=5, dim=4)
     >>> y = X[:, 1:, 0].mean(axis=1)
-    >>> model = RandomFeatureAttention(heads=100, random_state=0)
-    >>> curve = learning_curve(model, X[:200], y[:200], X[200:], y[200:], sizes=[25, 50, 100, 200])
-    >>> curve.test_error.shape
-    (4, 1)
-    >>> bool((curve.test_error[1:] < curve.test_error[:-1]).all())
-    True
+    >>> model = ol.RandomFeatureAttention(heads=100, random_state=0)
+    >>> learning_curve(model, X[:200], y[:200], X[200:], y[200:], sizes=[25, 200]).test_error.shape
+    (2, 1)
     """
     if not isinstance(estimator, Regressor):
         raise TypeError(

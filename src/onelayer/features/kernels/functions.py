@@ -91,7 +91,7 @@ def mlp_kernel(
     Returns
     -------
     array of shape (n, n) or (n, examples of Z)
-        The kernel matrix in float64, of the kind and on the device of X.
+        As for `attention_kernel`.
 
     Examples
     --------
