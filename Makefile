@@ -6,7 +6,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test lint bench clean
+.PHONY: help demo lab check test lint bench clean
 
 help:   ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST))
@@ -24,8 +24,13 @@ lab: .venv/lab   ## measure all claims of both papers and write the report (abou
 	$(BIN)/onelayer report --store build/lab.sqlite -o build/lab.html
 
 # Two processes with one thread each: most tests are too small for threads to share them well.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+
 test: .venv/dev   ## run the tests and the examples in docstrings
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+	$(PYTEST)
+
+check: lint   ## check style, types and the quick tests, in under a minute
+	$(PYTEST) -m "not slow" -q tests
 
 lint: .venv/dev   ## check style, format and types
 	$(BIN)/ruff check .

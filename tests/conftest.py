@@ -32,6 +32,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path in on_cluster:
             item.add_marker(pytest.mark.xdist_group("cluster"))
+        if "local_cluster" in item.fixturenames or "cluster" in item.name:
+            item.add_marker(pytest.mark.slow)
 
 
 BACKENDS = ["numpy", "torch", "array_api_strict"]

@@ -21,6 +21,7 @@ from onelayer.recovery import holdout, validation
 from onelayer.recovery.examples import whiten
 from onelayer.recovery.gauss_newton import jacobian, preconditioner, varpro
 from onelayer.recovery.options import Options
+from onelayer.recovery.phases.fold import fold
 from onelayer.recovery.validation import ValidatedExamples
 
 pytestmark = pytest.mark.usefixtures("calm")
@@ -210,7 +211,7 @@ def test_any_cutting_shows_the_same_examples_in_their_order(data, n, block):
     with pytest.MonkeyPatch.context() as monkeypatch:
         cases.in_blocks_of(monkeypatch, block, plain)
         mine, theirs = (
-            one.fold(lambda X, Y: [X, Y], lambda a, b: list(map(joined, a, b)), most)
+            fold(one, lambda X, Y: [X, Y], lambda a, b: list(map(joined, a, b)), most)
             for one in (spread, plain)
         )
     for found, expected in zip(mine, theirs, strict=True):

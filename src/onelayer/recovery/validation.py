@@ -64,8 +64,8 @@ def examples(
     for value, name in ((X, "X"), (Y, "Y")):
         if value is None:
             raise TypeError(f"{name} is None, expected examples (n, tokens, dim)")
-        if 0 in (shape := tuple(getattr(value, "shape", ()))):
-            checks.token_shape(shape, name)  # before lengths are compared
+    if 0 in (shape := tuple(getattr(X, "shape", ()))):
+        checks.token_shape(shape)  # before lengths are compared
     source = sources.source({"X": X, "Y": Y, "mask": mask})
     _check_samples(source)
     if source.chunks.remote and device not in (None, "cpu"):
