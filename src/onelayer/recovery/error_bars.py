@@ -33,7 +33,7 @@ from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.data.chunks import InMemory
 from onelayer.heads.dense import flat_tokens
-from onelayer.recovery.equal_rows import DECIMALS, row_keys
+from onelayer.recovery.diagnosis.copies import DECIMALS, row_keys
 from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.gauss_newton import jacobian, varpro
 from onelayer.recovery.gauss_newton.batches import Rows, map_blocks

@@ -102,3 +102,27 @@ def test_examples_known_by_a_copy_alone_do_not_prove_anything():
     X = np.repeat(inputs.gaussian(8, 3, 4, seed=1), 30, axis=0)
     Y = np.repeat(np.random.default_rng(2).standard_normal((8, 3, 4)), 30, axis=0)
     assert not recover(X, Y, heads=2, restarts=1).converged
+
+
+# Rows that are equal
+
+small = st.integers(-1, 1)
+
+
+@given(st.lists(st.tuples(small, small, small), min_size=1, max_size=12))
+def test_rows_are_equal_if_they_are_in_all_arrays(rows):
+    pairs, last = np.array(rows)[:, :2], np.array(rows)[:, 2]
+    expected = [rows.index(row) for row in rows]
+    assert copies.first_equal(pairs, last).tolist() == expected
+    assert copies.distinct(pairs, last).tolist() == sorted(set(expected))
+
+
+def test_zero_has_no_sign_and_rounding_is_as_asked():
+    values = np.array([[0.0, 1.0], [-0.0, 1.0], [1e-12, 1.0], [-1e-12, 1.0]])
+    assert copies.first_equal(values).tolist() == [0, 0, 2, 3]
+    assert len(set(copies.row_keys(values, decimals=9))) == 1
+
+
+def test_rows_need_not_lie_together_in_memory():
+    values = np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])
+    assert copies.first_equal(np.asfortranarray(values)).tolist() == [0, 1, 0]

@@ -46,7 +46,8 @@ def _uncertain(
     """Which heads are uncertain, by how much, and why."""
     heads = certificate.uncertain_heads(head_tol)
     bars = np.maximum(certificate.attention_error, certificate.projection_error)
-    named = ", ".join(f"head {head} ({_bar(bars[head])})" for head in heads)
+    sizes = [f"up to {_share(e)}" if np.isfinite(e) else "not determined" for e in bars]
+    named = ", ".join(f"head {head} ({sizes[head]})" for head in heads)
     said = [f"Errors may exceed {_share(head_tol)} for {named}."]
     enough = np.flatnonzero(certificate.nested_error <= head_tol)
     known = int(enough[-1]) + 1 if enough.size else 0
@@ -73,10 +74,6 @@ def _uncertain(
     else:
         said.append(f"The reason is that {cause}: give more examples, or more precise outputs.")
     return said
-
-
-def _bar(error: float) -> str:
-    return f"up to {_share(error)}" if np.isfinite(error) else "not determined"
 
 
 def _share(error: float) -> str:

@@ -6,27 +6,25 @@ inputs have equal noise, so that copies would make error bars too small.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
 
 from onelayer.array import backend
-from onelayer.array.backend import Array
+from onelayer.array.backend import NumpyArray
 from onelayer.data.sources import Chunk
-from onelayer.recovery.equal_rows import first_equal
+from onelayer.data.storage import Positions
 
-Positions: TypeAlias = np.ndarray[Any, Any]
+DECIMALS = 9  # to which whitened tokens agree: their rounding depends on their place in memory
 
 
 def split(examples: Chunk, held_out: int, rng: np.random.Generator) -> tuple[Positions, Positions]:
-    """Positions of examples to fit and of about so many to hold out, both in random order.
+    """Positions of examples to fit and of about `held_out` others, both in random order.
 
     Examples with the same inputs are on the same side; of those with the same outputs as well only
     the first is taken. If all inputs are the same there is nothing else to hold out.
     """
-    X, Y, mask = examples.arrays
-    inputs = _groups(X, mask)
-    kept = _firsts(np.stack([inputs, _groups(Y)], axis=1))
+    X, Y, *mask = (backend.to_numpy(one) for one in examples.arrays if one is not None)
+    inputs = first_equal(X, *mask)
+    kept = distinct(inputs, Y)
     held_out = max(1, held_out * len(kept) // len(inputs))
     inputs = np.unique(inputs[kept], return_inverse=True)[1]
     order = rng.permutation(int(inputs.max()) + 1)
@@ -41,11 +39,30 @@ def split(examples: Chunk, held_out: int, rng: np.random.Generator) -> tuple[Pos
     return kept[in_order[~out]], kept[in_order[out]]
 
 
-def _groups(*arrays: Array | None) -> Positions:
-    """For every example the number of the first that is equal to it, (n,)."""
-    return first_equal(*(backend.to_numpy(one) for one in arrays if one is not None))
+def row_keys(*arrays: NumpyArray, decimals: int | None = None) -> list[bytes]:
+    """One key for every index of the first axis, equal where all arrays have equal rows.
+
+    Values are rounded to `decimals`, if given, and -0 equals 0.
+
+    >>> first, second, third = row_keys(np.array([0.0, 1.0, -0.0]))
+    >>> first == third, first == second
+    (True, False)
+    """
+    rounded = (a if decimals is None else a.round(decimals) for a in arrays)
+    rows = [np.ascontiguousarray(a + 0.0) for a in rounded]
+    return [b"".join(row.tobytes() for row in together) for together in zip(*rows, strict=True)]
 
 
-def _firsts(pairs: np.ndarray[Any, Any]) -> Positions:
-    """Ascending positions of the first of equal rows."""
-    return np.sort(np.unique(pairs, axis=0, return_index=True)[1])
+def first_equal(*arrays: NumpyArray) -> Positions:
+    """For every row the position of the first row that is equal to it.
+
+    >>> first_equal(np.array([3, 4, 3]))
+    array([0, 1, 0])
+    """
+    seen: dict[bytes, int] = {}
+    return np.array([seen.setdefault(key, i) for i, key in enumerate(row_keys(*arrays))], dtype=int)
+
+
+def distinct(*arrays: NumpyArray) -> Positions:
+    """Ascending positions of rows that differ from all rows before them."""
+    return np.unique(first_equal(*arrays))

@@ -82,8 +82,7 @@ def energies(tokens: Values, outputs: Values, rng: np.random.Generator) -> Energ
     Means of a place say nothing about dependence and are subtracted: a token that all examples have
     in one place would otherwise count as a constant.
     """
-    z, y = (_coarse(_mixed(values, rng)) for values in (tokens, outputs))
-    z, y = (values - values.mean(axis=0) for values in (z, y))
+    z, y = (_reduced(values, rng) for values in (tokens, outputs))
     n, places, rank = z.shape
     out_dim = y.shape[2]
     found = np.zeros((n, places, places))
@@ -116,18 +115,12 @@ def ridge(features: Values, targets: Values) -> Values:
     return np.asarray(scipy.linalg.solve(gram, features.T @ targets, assume_a="pos"))
 
 
-def _mixed(values: Values, rng: np.random.Generator) -> Values:
-    """Values (n, k, f) with coordinates mixed at random to fewer where there are many."""
-    size = values.shape[2]
-    if size <= _MOST_COORDINATES:
-        return values
-    return np.asarray(values @ (rng.standard_normal((size, _MOST_COORDINATES)) / np.sqrt(size)))
-
-
-def _coarse(values: Values) -> Values:
-    """Values (n, k, f) averaged over neighbouring places where there are many."""
-    tokens = values.shape[1]
-    if tokens <= _MOST_PLACES:
-        return values
-    groups = np.array_split(np.arange(tokens), _MOST_PLACES)
-    return np.stack([values[:, group].mean(axis=1) for group in groups], axis=1)
+def _reduced(values: Values, rng: np.random.Generator) -> Values:
+    """Values (n, k, f) of fewer coordinates and places where there are many, centred by place."""
+    _, tokens, size = values.shape
+    if size > _MOST_COORDINATES:
+        values = values @ (rng.standard_normal((size, _MOST_COORDINATES)) / np.sqrt(size))
+    if tokens > _MOST_PLACES:
+        groups = np.array_split(np.arange(tokens), _MOST_PLACES)
+        values = np.stack([values[:, group].mean(axis=1) for group in groups], axis=1)
+    return np.asarray(values - values.mean(axis=0))

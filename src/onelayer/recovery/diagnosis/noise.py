@@ -49,8 +49,7 @@ to 0.3) none was rejected. The thresholds were set on other draws than these.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import replace
 
 import numpy as np
 import scipy.linalg
@@ -59,13 +58,11 @@ import scipy.stats
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.recovery.diagnosis import residual_features
-from onelayer.recovery.diagnosis.residual_features import Features, ResidualSample
-from onelayer.recovery.equal_rows import DECIMALS, row_keys
+from onelayer.recovery.diagnosis.copies import DECIMALS, row_keys
+from onelayer.recovery.diagnosis.residual_features import Features, ResidualSample, Values
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.gauss_newton.batches import Block
 from onelayer.recovery.gauss_newton.varpro import Fit
-
-Values: TypeAlias = np.ndarray[Any, Any]
 
 _LEVEL = 0.01  # probability of a false alarm over all tests
 _RIDGES = (1e-3, 0.1, 10.0)  # relative to the mean eigenvalue of the features' Gram matrix
@@ -84,49 +81,24 @@ _FEWEST_PAIRS = 20
 _EXPLAINED = 0.7  # share of the squared residuals that the scatter of repeated inputs has to reach
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """How well a kind of features predicts held-out residuals.
-
-    `t` is Student's statistic, large if they do; `share` the share of the squared residuals that
-    lies along the prediction.
-    """
-
-    kind: str
-    t: float
-    share: float
-
-
-@dataclass(frozen=True)
-class Scatter:
-    """How outputs vary where inputs are the same.
-
-    `pairs` counts the repetitions: all examples of repeated inputs but one of each. `variance` is
-    the mean over the entries of their outputs, in units in which outputs have unit mean square.
-    """
-
-    pairs: int
-    variance: float
-
-
 def is_noise(
     fit: Fit, training: Sequence[Block], held_out: Sequence[Block], rng: np.random.Generator
 ) -> bool:
     """Whether residuals pass as noise: by repeated inputs, and by all kinds of features."""
     if fit.error < _ROUNDING:
         return True
-    repeated = scatter([*training, *held_out])
-    enough = repeated.pairs >= _FEWEST_PAIRS
-    if fit.error > _LARGE and not (enough and repeated.variance >= _EXPLAINED * fit.loss):
+    pairs, variance = scatter([*training, *held_out])
+    enough = pairs >= _FEWEST_PAIRS
+    if fit.error > _LARGE and not (enough and variance >= _EXPLAINED * fit.loss):
         return False
     # Noise may have one size for each example: pairs count, not entries.
-    highest = repeated.variance * (1 + 3 * np.sqrt(2 / max(repeated.pairs, 1)))
+    highest = variance * (1 + 3 * np.sqrt(2 / max(pairs, 1)))
     if enough and highest < _EXPLAINED * fit.loss:
         return False
-    found, examples = _evidence(fit, training, held_out, rng)
+    found, examples = evidence(fit, training, held_out, rng)
     if examples < FEWEST:
         return fit.error < _TINY
-    return max((one.t for one in found), default=0.0) < threshold(examples)
+    return max(found.values(), default=0.0) < threshold(examples)
 
 
 def threshold(examples: int) -> float:
@@ -137,72 +109,53 @@ def threshold(examples: int) -> float:
 
 def evidence(
     fit: Fit, training: Sequence[Block], held_out: Sequence[Block], rng: np.random.Generator
-) -> list[Evidence]:
-    """How well each kind of features predicts the residuals of held-out examples."""
-    return _evidence(fit, training, held_out, rng)[0]
-
-
-def _evidence(
-    fit: Fit, training: Sequence[Block], held_out: Sequence[Block], rng: np.random.Generator
-) -> tuple[list[Evidence], int]:
-    """The strongest evidence of each kind, and the number of held-out examples it is from."""
+) -> tuple[dict[str, float], int]:
+    """The largest t of each kind of features, and the number of held-out examples it is from."""
     seen = _sample(fit, training, _MOST_ROWS)
     other = _without_copies(_sample(fit, held_out, _HELD_OUT_ROWS), seen)
     size = float(np.sqrt(np.mean(seen.residual**2)))
     if size == 0:
-        return [], len(other.tokens)
+        return {}, len(other.tokens)
     seen, other = (one._replace(residual=one.residual / size) for one in (seen, other))
-    kinds = residual_features.kinds(seen, rng)
+    kinds = {name: kind(seen, rng) for name, kind in residual_features.KINDS.items()}
     half = len(seen.tokens) // 2
     first = seen.take(slice(0, half))
     second = _without_copies(seen.take(slice(half, None)), first)
     pairs = [pair for pair in ((seen, other), (first, second)) if len(pair[1].tokens) > 1]
-    tested = [one for pair in pairs for one in _tests(kinds, *pair)]
-    strongest = {one.kind: one for one in sorted(tested, key=lambda one: one.t)}
-    return list(strongest.values()), len(other.tokens)
+    strongest: dict[str, float] = {}
+    for one, judged in pairs:
+        for kind, predicted in _predictions(kinds, one, judged):
+            t = _student(predicted, judged.residual)
+            strongest[kind] = max(t, strongest.get(kind, t))
+    return strongest, len(other.tokens)
 
 
-def _tests(
-    kinds: dict[str, Features], seen: ResidualSample, other: ResidualSample
-) -> Iterator[Evidence]:
-    """All tests of predictions for other examples."""
-    for name, features in kinds.items():
-        for predicted in _predicted(features, seen, other):
-            yield _tested(name, predicted, other)
-    products = _covariance_products(kinds["keys"], seen, other)
-    yield _tested("head", _gradient_step(products, seen, other), other)
-    products = _neighbour_products(seen, other)
-    yield _tested("position", _gradient_step(products, seen, other), other)
-
-
-def _tested(kind: str, predicted: Values, other: ResidualSample) -> Evidence:
-    """The test of one prediction, examples being independent of each other."""
-    sums = np.sum(predicted * other.residual, axis=(1, 2))
-    lengths = float(np.sum(predicted**2) * np.sum(other.residual**2))
+def _student(predicted: Values, residual: Values) -> float:
+    """Student's t of one prediction, examples being independent of each other."""
+    sums = np.sum(predicted * residual, axis=(1, 2))
     squares = float(np.sum(sums**2))
     if squares == 0:
-        return Evidence(kind, 0.0, 0.0)
+        return 0.0
     total, count = float(np.sum(sums)), len(sums)
     t = total / np.sqrt(squares)
-    student = t * np.sqrt((count - 1) / max(count - t * t, 1e-9))
-    return Evidence(kind, float(student), max(total, 0.0) ** 2 / lengths)
+    return float(t * np.sqrt((count - 1) / max(count - t * t, 1e-9)))
 
 
-# Predictions
-
-
-def _predicted(features: Features, seen: ResidualSample, other: ResidualSample) -> list[Values]:
-    """Residuals (n, k, e) of other examples as predicted by ridge regressions, for each ridge."""
-    rows, scale = _rows(features, seen, None)
-    elsewhere, _ = _rows(features, other, scale)
-    gram, against = rows.T @ rows, rows.T @ _flat(seen.residual)
-    mean_eigenvalue = float(np.trace(gram)) / len(gram) or 1.0
-    found = []
-    for ridge in _RIDGES:
-        ridged = gram + ridge * mean_eigenvalue * np.eye(len(gram))
-        weights = scipy.linalg.solve(ridged, against, assume_a="pos")
-        found.append((elsewhere @ weights).reshape(other.residual.shape))
-    return found
+def _predictions(
+    kinds: dict[str, Features], seen: ResidualSample, other: ResidualSample
+) -> Iterator[tuple[str, Values]]:
+    """All predictions of residuals (n, k, e) of other examples, with their kinds of features."""
+    for name, features in kinds.items():
+        rows, scale = _rows(features, seen, None)
+        elsewhere, _ = _rows(features, other, scale)
+        gram, against = rows.T @ rows, rows.T @ _flat(seen.residual)
+        mean_eigenvalue = float(np.trace(gram)) / len(gram) or 1.0
+        for ridge in _RIDGES:
+            ridged = gram + ridge * mean_eigenvalue * np.eye(len(gram))
+            weights = scipy.linalg.solve(ridged, against, assume_a="pos")
+            yield name, (elsewhere @ weights).reshape(other.residual.shape)
+    yield "head", _gradient_step(_covariance_products(kinds["keys"], seen, other), seen, other)
+    yield "position", _gradient_step(_neighbour_products(seen, other), seen, other)
 
 
 def _rows(
@@ -276,9 +229,6 @@ def _flat(values: Values) -> Values:
     return values.reshape(-1, values.shape[-1])
 
 
-# Samples
-
-
 def _sample(fit: Fit, blocks: Sequence[Block], most_rows: int) -> ResidualSample:
     """The first examples of some blocks with their residuals, in numpy."""
     left = min(_MOST_EXAMPLES, max(1, most_rows // int(blocks[0].keys.shape[1])))
@@ -337,12 +287,11 @@ def _counted(block: Block) -> Values:
     return _numbers(block.counted).reshape(n, tokens)
 
 
-# Repeated inputs
+def scatter(blocks: Sequence[Block]) -> tuple[int, float]:
+    """How outputs vary over examples with the same tokens and the same padding.
 
-
-def scatter(blocks: Sequence[Block]) -> Scatter:
-    """The scatter of outputs over examples with the same tokens and the same padding.
-
+    Returns the number of repetitions, all examples of repeated inputs but one of each, and the
+    variance of their outputs, a mean over entries, in units in which outputs have unit mean square.
     Exact copies of inputs and outputs count once: they may be one example that was stored twice.
     """
     groups: dict[bytes, dict[bytes, Values]] = {}
@@ -355,9 +304,9 @@ def scatter(blocks: Sequence[Block]) -> Scatter:
     repeated = [np.stack(list(group.values())) for group in groups.values() if len(group) > 1]
     pairs = sum(len(group) - 1 for group in repeated)
     if not pairs:
-        return Scatter(0, 0.0)
+        return 0, 0.0
     squares = sum(float(np.sum((group - group.mean(axis=0)) ** 2)) for group in repeated)
-    return Scatter(pairs, squares / (pairs * repeated[0][0].size))
+    return pairs, squares / (pairs * repeated[0][0].size)
 
 
 def _input_keys(tokens: Values, counted: Values, *outputs: Values) -> list[bytes]:

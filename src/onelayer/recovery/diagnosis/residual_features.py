@@ -10,7 +10,7 @@ Each kind is aimed at models that are close to attention but are not the fitted 
 
 Each kind has a few hundred features for any shape of the examples: coordinates are mixed at random,
 and places are grouped, where there are many. To add a kind, write a function that draws its random
-numbers and returns the features, and add it to `KINDS`.
+numbers for samples of the shape of `like` and returns the features, and add it to `KINDS`.
 """
 
 from __future__ import annotations
@@ -56,10 +56,7 @@ class ResidualSample(NamedTuple):
         return np.asarray(np.eye(count)[np.arange(tokens) * count // tokens])
 
     def shifted(self, distance: int) -> Values:
-        """The key at a distance from each row, less the mean of the row's keys; zero if none.
-
-        The result has the shape (n, k, d) of the tokens.
-        """
+        """The key at a distance from each row, less the mean of its keys, (n, k, d); 0 if none."""
         there = np.eye(self.tokens.shape[1], k=distance) * (self.keys > 0)
         centred: Values = there @ self.tokens - (self.keys @ self.tokens)
         return centred * there.any(axis=2, keepdims=True)
@@ -75,9 +72,7 @@ class ResidualSample(NamedTuple):
         weights = self.groups.T * self.counted[:, None, :]
         means = weights @ values / np.maximum(weights.sum(axis=2, keepdims=True), 1.0)
         n, tokens = values.shape[:2]
-        return np.broadcast_to(
-            np.reshape(means, (n, 1, -1)), (n, tokens, means.shape[1] * means.shape[2])
-        )
+        return np.broadcast_to(means.reshape(n, 1, -1), (n, tokens, means[0].size))
 
     def by_place(self, values: Values) -> Values:
         """Values (n, k, f) in separate columns for every group of places: (n, k, groups·f)."""
@@ -85,15 +80,7 @@ class ResidualSample(NamedTuple):
         return np.reshape(self.groups[None, :, :, None] * values[:, :, None, :], (n, tokens, -1))
 
 
-Features: TypeAlias = Callable[[ResidualSample], Values]
-
-
-def kinds(like: ResidualSample, rng: np.random.Generator) -> dict[str, Features]:
-    """The kinds of features by name: functions from a sample to an array (n, k, features).
-
-    Their random numbers are drawn once, for samples of the shape of `like`.
-    """
-    return {name: kind(like, rng) for name, kind in KINDS.items()}
+Features: TypeAlias = Callable[[ResidualSample], Values]  # returns (n, k, features)
 
 
 def _mixing(size: int, most: int, rng: np.random.Generator) -> Values:

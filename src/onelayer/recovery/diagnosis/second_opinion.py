@@ -45,8 +45,7 @@ _HELD_OUT = 0.15  # share of its examples
 _STARTS = 2
 _CLEARLY = 0.6  # a model that leaves at most this share of the error is the better one
 _EXACT = 1e-6  # an error below this is exact, for a trial
-# A trial with fewer held-out examples or equations per unknown proves nothing.
-_FEWEST, _FEWEST_EQUATIONS = 8, 2.0
+_FEWEST, _FEWEST_EQUATIONS = 8, 2.0  # of held-out examples, and per unknown: fewer prove nothing
 
 
 @dataclass
@@ -68,31 +67,26 @@ class SecondOpinion:
 
     def review(self, strategy: Small, outcome: StageOutcome) -> tuple[StageOutcome, bool]:
         """The outcome, a better one, or a misfit; and whether the examples are suspicious."""
-        if not strategy.search.noise_remains(outcome.fit):
-            self.suspect()
-            on_axes = any(one.kind == "axes" for one in self.suspicions or [])
-            if not strategy.large and not on_axes:
-                outcome = self._trials(strategy, outcome)
+        if strategy.search.noise_remains(outcome.fit):
+            return outcome, self.suspicious
+        self.suspect()
+        on_axes = any(one.kind == "axes" for one in self.suspicions or [])
+        if not strategy.large and not on_axes:
+            for bias, causal in ((True, False), (False, True), (True, True)):
+                more = (bias, causal) != (self.bias, self.causal)
+                if more and bias >= self.bias and causal >= self.causal:
+                    found = self._trial(strategy, outcome, bias, causal)
+                    if found is not outcome:
+                        return found, self.suspicious
         return outcome, self.suspicious
-
-    def _trials(self, strategy: Small, outcome: StageOutcome) -> StageOutcome:
-        """What trials with more options lead to; the outcome itself if none is better."""
-        for bias, causal in ((True, False), (False, True), (True, True)):
-            more = (bias, causal) != (self.bias, self.causal)
-            if more and bias >= self.bias and causal >= self.causal:
-                found = self._trial(strategy, outcome, bias, causal)
-                if found is not outcome:
-                    return found
-        return outcome
 
     def look_at(self, search: Search, fit: Fit) -> None:
         """Find what predicts most of the residuals of the last fit, if anything does."""
-        found = search.evidence(fit)
-        best = max(found, key=lambda one: one.t, default=None)
-        if best is not None and best.t > _SURE:
+        t, kind = max(((t, kind) for kind, t in search.evidence(fit).items()), default=(0.0, ""))
+        if t > _SURE:
             self.left_over = (
                 f"What the best fit leaves over (relative error {fit.error:.1e}) can be predicted "
-                f"{_PREDICTED_BY[best.kind]}."
+                f"{_PREDICTED_BY[kind]}."
             )
 
     def suspect(self) -> None:
@@ -114,10 +108,7 @@ class SecondOpinion:
     def _trial(
         self, strategy: Small, outcome: StageOutcome, bias: bool, causal: bool
     ) -> StageOutcome:
-        """The result of a trial with these options; the outcome itself if it is no better.
-
-        The heads of a better trial are tried without its options.
-        """
+        """The heads of a better trial, tried without its options; the outcome if none is better."""
         search, heads = strategy.search, outcome.fit.heads
         added = {"bias": bias and not self.bias, "causal": causal and not self.causal}
         name = " and ".join(f"{option}=True" for option, on in added.items() if on)
@@ -130,14 +121,13 @@ class SecondOpinion:
         equations = trial.search.equations_per_unknown(heads)
         if held_out.examples < _FEWEST or equations < _FEWEST_EQUATIONS:
             return outcome
-        overfitted = search.settings.stage.overfitted
         before = varpro.held_out_error(outcome.fit, search.held_out)
         for _ in range(_STARTS):
             found = trial.fit(f"trial with {name}", trial.start(heads, FAST), heads, FAST)
             fit = found.fit
             left = varpro.held_out_error(fit, held_out)
             after = left * training.output_scale / search.problem.output_scale
-            trusted = left < overfitted * max(fit.error, _EXACT)
+            trusted = left < search.settings.stage.overfitted * max(fit.error, _EXACT)
             explained = found.solved or trial.search.noise_remains(fit)
             if not (trusted and after < _CLEARLY * before and explained):
                 continue

@@ -12,15 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from onelayer.recovery.diagnosis import dependence
-from onelayer.recovery.diagnosis.dependence import Energies
-from onelayer.recovery.equal_rows import distinct
-
-Values: TypeAlias = np.ndarray[Any, Any]
+from onelayer.recovery.diagnosis.copies import distinct
+from onelayer.recovery.diagnosis.dependence import Energies, Values
 
 _MOST_EXAMPLES, _MOST_ROWS = 2000, 16_000
 _ENOUGH = 400  # examples that are used even if they are long
@@ -136,9 +133,6 @@ def _spread(values: Values) -> float:
     return float(np.sum(values**2))
 
 
-# Repetitions
-
-
 def _repeated_examples(examples: RawExamples) -> Iterator[str]:
     n, count = len(examples.all_X), len(examples.X)
     if n - count > _COPIES * n:
@@ -167,9 +161,6 @@ def _vocabulary(examples: RawExamples) -> Iterator[str]:
             f"Only {count} different tokens occur, in {dim} dimensions: heads can only be "
             "determined on the span of these tokens."
         )
-
-
-# Outputs as a whole
 
 
 def _constant(examples: RawExamples) -> Iterator[str]:
@@ -254,9 +245,6 @@ def _student(features: Values, targets: Values) -> tuple[float, float]:
     total = float(np.sum(sums))
     t = total / (dependence.DEPENDENT * np.sqrt(squares))
     return t, total**2 / (_spread(predicted) * _spread(targets))
-
-
-# What rows depend on
 
 
 def _not_causal(examples: RawExamples) -> Iterator[str]:
@@ -371,9 +359,6 @@ def _faded(energies: Energies, strong: Values, weak: Values) -> float | None:
     return None
 
 
-# Biases
-
-
 def _bias(examples: RawExamples) -> Iterator[str]:
     """A part of the outputs that is even in symmetric inputs: a layer without biases is odd.
 
@@ -383,8 +368,10 @@ def _bias(examples: RawExamples) -> Iterator[str]:
     X, present, rng = examples.X, examples.present[:, :, None], examples.rng
     rows, outputs = X[examples.present > 0], examples.Y[examples.present > 0]
     size = float(np.mean(rows**2))
-    skewed = _spread(rows.mean(axis=0)) > _SYMMETRIC * size * X.shape[2] or _is_skew(examples)
-    if examples.bias or skewed:
+    if examples.bias or _spread(rows.mean(axis=0)) > _SYMMETRIC * size * X.shape[2]:
+        return
+    cubes = examples.tokens[examples.present > 0] ** 3
+    if np.mean(np.mean(cubes, axis=0) ** 2 - np.var(cubes, axis=0) / len(rows)) > _SYMMETRIC:
         return
     dim = examples.tokens.shape[2]
     first, second = (rng.standard_normal((dim, _PAIRS)) / np.sqrt(dim) for _ in range(2))
@@ -400,14 +387,6 @@ def _bias(examples: RawExamples) -> Iterator[str]:
             f"Features that are even in the inputs predict {share:.1%} of the outputs (their mean "
             f"alone {of_mean:.1%}), expected none without biases: pass bias=True."
         )
-
-
-def _is_skew(examples: RawExamples) -> bool:
-    """Whether third moments of whitened tokens are clearly not zero."""
-    rows = examples.tokens[examples.present > 0]
-    cubes = rows**3
-    skewness = np.mean(np.mean(cubes, axis=0) ** 2 - np.var(cubes, axis=0) / len(rows))
-    return bool(skewness > _SYMMETRIC)
 
 
 CHECKS = (

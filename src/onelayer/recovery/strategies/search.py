@@ -143,9 +143,9 @@ class Search:
             fit, *self._residual_examples(fit), self.rng
         )
 
-    def evidence(self, fit: Fit) -> list[noise.Evidence]:
-        """How well features of the inputs predict the residuals of a fit."""
-        return noise.evidence(fit, *self._residual_examples(fit), self.rng)
+    def evidence(self, fit: Fit) -> dict[str, float]:
+        """How well features of the inputs predict the residuals of a fit: Student's t by kind."""
+        return noise.evidence(fit, *self._residual_examples(fit), self.rng)[0]
 
     def _residual_examples(self, fit: Fit) -> tuple[list[Block], Sequence[Block]]:
         """Training and held-out examples whose residuals are tested; a sample if streamed."""
