@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from onelayer.array import backend, blocks, checks
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 from onelayer.data import sources
 from onelayer.data.sources import Chunk
 from onelayer.heads import dense
@@ -37,9 +37,9 @@ class HeadMatch:
         Relative error of the output bias.
     """
 
-    permutation: np.ndarray[Any, Any]
-    attention: np.ndarray[Any, Any]
-    projection: np.ndarray[Any, Any]
+    permutation: NumpyArray
+    attention: NumpyArray
+    projection: NumpyArray
     output_bias: float
 
 
@@ -69,11 +69,7 @@ class AttentionLayer:
     """
 
     def __init__(
-        self,
-        attention: Any,
-        projection: Any,
-        key_bias: Any = None,
-        output_bias: Any = None,
+        self, attention: Any, projection: Any, key_bias: Any = None, output_bias: Any = None
     ) -> None:
         self.attention = backend.as_real(attention, "attention")
         self.projection = backend.as_real(projection, "projection")
@@ -81,9 +77,6 @@ class AttentionLayer:
             None if value is None else backend.as_real(value, name)
             for value, name in ((key_bias, "key_bias"), (output_bias, "output_bias"))
         )
-        self._check_shapes()
-
-    def _check_shapes(self) -> None:
         shape = tuple(self.attention.shape)
         if len(shape) != 3 or shape[1] != shape[2] or 0 in shape:
             raise ValueError(f"attention has shape {shape}, expected (heads, dim, dim)")
@@ -91,8 +84,12 @@ class AttentionLayer:
         shape = tuple(self.projection.shape)
         if len(shape) != 3 or shape[:2] != (heads, dim) or 0 in shape:
             raise ValueError(f"projection has shape {shape}, expected ({heads}, {dim}, out_dim)")
-        _check_shape(self.key_bias, "key_bias", (heads, dim))
-        _check_shape(self.output_bias, "output_bias", (shape[2],))
+        expected = {"key_bias": (heads, dim), "output_bias": (shape[2],)}
+        for name, array in self.arrays().items():
+            if name in expected and tuple(array.shape) != expected[name]:
+                raise ValueError(
+                    f"{name} has shape {tuple(array.shape)}, expected {expected[name]}"
+                )
 
     @classmethod
     def random(
@@ -222,13 +219,19 @@ class AttentionLayer:
         X = checks.token_array(X)
         self._check_dim(X)
         mask = checks.key_mask(mask, X, start=chunk.start)
-        layer = self.to(X)
-        n, tokens, _ = X.shape
-        per_example = 8 * tokens * self.heads * (2 * self.dim + 2 * tokens)
-        outputs = backend.zeros((n, tokens, self.out_dim), X)
-        for part in blocks.slices(n, per_example):
-            part_mask = None if mask is None else mask[part, ...]
-            outputs[part, ...] = layer._forward(X[part, ...], part_mask, causal)
+        layer, xp = self.to(X), backend.namespace(X)
+        theta = dense.pack(layer.attention, layer.key_bias)
+        projection = xp.reshape(layer.projection, (-1, self.out_dim))
+        n, length, _ = X.shape
+        outputs = backend.zeros((n, length, self.out_dim), X)
+        for part in blocks.slices(n, 8 * length * self.heads * (2 * self.dim + 2 * length)):
+            keys = X[part, ...]
+            tokens = Tokens(keys if layer.key_bias is None else dense.with_constant(keys), keys)
+            allowed = allowed_pairs(None if mask is None else mask[part, ...], causal, keys)
+            found = dense.features(dense.attention(tokens, theta, allowed), keys) @ projection
+            if layer.output_bias is not None:
+                found = found + layer.output_bias
+            outputs[part, ...] = xp.reshape(found, (*keys.shape[:2], self.out_dim))
         return outputs
 
     def _check_dim(self, X: Array, name: str = "X") -> None:
@@ -237,21 +240,10 @@ class AttentionLayer:
                 f"{name} has tokens of dimension {X.shape[2]}, expected {self.dim} as the layer has"
             )
 
-    def _forward(self, X: Array, mask: Array | None, causal: bool) -> Array:
-        xp = backend.namespace(X)
-        queries = X if self.key_bias is None else dense.with_constant(X)
-        theta = dense.pack(self.attention, self.key_bias)
-        allowed = allowed_pairs(mask, causal, X)
-        rows = dense.features(dense.attention(Tokens(queries, X), theta, allowed), X)
-        outputs = rows @ xp.reshape(self.projection, (-1, self.out_dim))
-        if self.output_bias is not None:
-            outputs = outputs + self.output_bias
-        return xp.reshape(outputs, (*X.shape[:2], self.out_dim))
-
     def to(self, reference: Array) -> AttentionLayer:
         """The same layer in the namespace, on the device and with the dtype of `reference`."""
-        converted = {name: backend.like(array, reference) for name, array in self.arrays().items()}
-        return AttentionLayer(**converted)
+        arrays = self.arrays().items()
+        return AttentionLayer(**{name: backend.like(array, reference) for name, array in arrays})
 
     def distance(self, other: AttentionLayer, inputs: Any = None, mask: Any = None) -> HeadMatch:
         """Compare this layer's heads, as estimates, with the heads of another layer.
@@ -283,7 +275,11 @@ class AttentionLayer:
                 f"the other layer maps dimension {other.dim} to {other.out_dim}, "
                 f"expected {self.dim} to {self.out_dim}"
             )
-        inside = None if inputs is None else self._span_of(inputs, mask)
+        inside = None
+        if inputs is not None:
+            X = checks.token_array(inputs, "inputs")
+            self._check_dim(X, "inputs")
+            inside = span_of(X, checks.key_mask(mask, X))
         mine, theirs = _as_points(self, inside), _as_points(other, inside)
         errors = [_relative_errors(a, b) for a, b in zip(mine, theirs, strict=True)]
         # Errors are capped, so that a matching of exact heads outweighs any number of wrong ones.
@@ -291,17 +287,10 @@ class AttentionLayer:
         chosen, matched = linear_sum_assignment(cost)
         permutation = np.full(other.heads, -1)
         permutation[matched] = chosen
-        attention_error, projection_error = np.full((2, other.heads), np.inf)
-        attention_error[matched] = errors[0][chosen, matched]
-        projection_error[matched] = errors[1][chosen, matched]
-        biases = [_constant(layer, inside) for layer in (self, other)]
-        bias_error = float(_relative_errors(biases[0], biases[1])[0, 0])
-        return HeadMatch(permutation, attention_error, projection_error, bias_error)
-
-    def _span_of(self, inputs: Any, mask: Any) -> Span:
-        X = checks.token_array(inputs, "inputs")
-        self._check_dim(X, "inputs")
-        return span_of(X, checks.key_mask(mask, X))
+        attention, projection = np.full((2, other.heads), np.inf)
+        attention[matched], projection[matched] = (error[chosen, matched] for error in errors)
+        bias = _relative_errors(_constant(self, inside), _constant(other, inside))
+        return HeadMatch(permutation, attention, projection, float(bias[0, 0]))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the layer to a safetensors file. An interrupted write keeps the old file."""
@@ -358,12 +347,7 @@ class AttentionLayer:
         return torch_modules.to_torch(self.arrays())
 
 
-def _check_shape(array: Array | None, name: str, expected: tuple[int, ...]) -> None:
-    if array is not None and tuple(array.shape) != expected:
-        raise ValueError(f"{name} has shape {tuple(array.shape)}, expected {expected}")
-
-
-def _as_points(layer: AttentionLayer, inside: Span | None) -> list[np.ndarray[Any, Any]]:
+def _as_points(layer: AttentionLayer, inside: Span | None) -> list[NumpyArray]:
     """Attention (with the key bias) and projection as one row of numbers a head."""
     heads = layer.heads
     theta, projection = backend.to_numpy(layer.attention), backend.to_numpy(layer.projection)
@@ -375,21 +359,17 @@ def _as_points(layer: AttentionLayer, inside: Span | None) -> list[np.ndarray[An
     return [points.reshape(heads, -1), projection.reshape(heads, -1)]
 
 
-def _constant(layer: AttentionLayer, inside: Span | None) -> np.ndarray[Any, Any]:
+def _constant(layer: AttentionLayer, inside: Span | None) -> NumpyArray:
     """The output bias (1, e), with what it gets from the mean token on the span of inputs."""
     bias = _flat(layer.output_bias, layer.out_dim)
-    if inside is None:
-        return bias
-    return inside.output_bias(backend.to_numpy(layer.projection), bias)
+    return bias if inside is None else inside.output_bias(backend.to_numpy(layer.projection), bias)
 
 
-def _flat(array: Array | None, size: int) -> np.ndarray[Any, Any]:
+def _flat(array: Array | None, size: int) -> NumpyArray:
     return np.zeros((1, size)) if array is None else backend.to_numpy(array).reshape(1, -1)
 
 
-def _relative_errors(
-    mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
+def _relative_errors(mine: NumpyArray, theirs: NumpyArray) -> NumpyArray:
     """|mine_i - theirs_j| / |theirs_j| for all pairs, 0/0 taken as 0."""
     # Largest entries at about 1, so that squares neither overflow nor vanish, by a power of two.
     largest = max(np.abs(mine).max(initial=0.0), np.abs(theirs).max(initial=0.0))

@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
 from onelayer.array.backend import Array
 
 
-@dataclass(frozen=True, eq=False)
-class MultiHeadWeights:
-    """Weights of a multi-head layer, as y = x Aᵀ + b uses them, heads below each other.
+def layer_arrays(
+    heads: int, weights: Sequence[Array], biases: Sequence[Array | None]
+) -> dict[str, Array]:
+    """Arrays of the `AttentionLayer` that equals a multi-head layer, by name.
 
-    `query`, `key` and `value` have shape (heads · size, dim), `out` (out_dim, heads · size).
+    `weights` are those of query, key and value (heads · size, dim) and of the output
+    (out_dim, heads · size), as y = x Aᵀ + b uses them, heads below each other. `biases` are those
+    of query, value and output.
+
+    With head size h, q = x Qᵀ + q_0 and so on, a score is (x_a Qᵀ + q_0)(K x_b + k_0) / √h.
+    What does not depend on b is dropped by the softmax, which leaves Θ = Qᵀ K / √h and the key
+    bias c = Kᵀ q_0 / √h. Rows of attention sum to 1, so the value bias adds v_0 Oᵀ to all rows.
     """
-
-    heads: int
-    query: Array
-    key: Array
-    value: Array
-    out: Array
-    query_bias: Array | None = None
-    value_bias: Array | None = None
-    out_bias: Array | None = None
-
-    def to_layer(self) -> dict[str, Array]:
-        """Arrays of the equivalent `AttentionLayer`, by name.
-
-        With head size h, q = x Qᵀ + q_0 and so on, a score is (x_a Qᵀ + q_0)(K x_b + k_0) / √h.
-        What does not depend on b is dropped by the softmax, which leaves Θ = Qᵀ K / √h and the key
-        bias c = Kᵀ q_0 / √h. Rows of attention sum to 1, so the value bias adds v_0 Oᵀ to all rows.
-        """
-        query, key, value = (
-            a.reshape(self.heads, -1, a.shape[1]) for a in (self.query, self.key, self.value)
-        )
-        out = self.out.reshape(self.out.shape[0], self.heads, -1).transpose(1, 2, 0)
-        root = np.sqrt(query.shape[1])
-        named = {
-            "attention": query.transpose(0, 2, 1) @ key / root,
-            "projection": value.transpose(0, 2, 1) @ out,
-        }
-        if self.query_bias is not None:
-            query_bias = self.query_bias.reshape(self.heads, -1)
-            named["key_bias"] = np.einsum("hs,hsd->hd", query_bias, key) / root
-        if self.value_bias is not None:
-            value_bias = self.value_bias.reshape(self.heads, -1)
-            named["output_bias"] = np.einsum("hs,hse->e", value_bias, out)
-        if self.out_bias is not None:
-            named["output_bias"] = named.get("output_bias", 0) + self.out_bias
-        return named
+    query, key, value = (a.reshape(heads, -1, a.shape[1]) for a in weights[:3])
+    out = weights[3].reshape(weights[3].shape[0], heads, -1).transpose(1, 2, 0)
+    root = np.sqrt(query.shape[1])
+    named = {
+        "attention": query.transpose(0, 2, 1) @ key / root,
+        "projection": value.transpose(0, 2, 1) @ out,
+    }
+    query_bias, value_bias, out_bias = biases
+    if query_bias is not None:
+        per_head = query_bias.reshape(heads, -1)
+        named["key_bias"] = np.einsum("hs,hsd->hd", per_head, key) / root
+    if value_bias is not None:
+        named["output_bias"] = np.einsum("hs,hse->e", value_bias.reshape(heads, -1), out)
+    if out_bias is not None:
+        named["output_bias"] = named.get("output_bias", 0) + out_bias
+    return named

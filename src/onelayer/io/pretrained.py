@@ -19,7 +19,7 @@ import numpy as np
 
 from onelayer.array import checks
 from onelayer.array.backend import Array
-from onelayer.io.multi_head import MultiHeadWeights
+from onelayer.io.multi_head import layer_arrays
 from onelayer.io.safetensors_files import opened_safetensors, read_one
 
 _NOT_A_LAYER = (
@@ -34,15 +34,15 @@ class ModelFamily:
     """How models of a kind name and store the weights of attention.
 
     `parts` has, for every name of weights after that of the layer, the shape in units of the
-    dimension; `arranged` makes `MultiHead`'s weights of them; `heads` is the setting in the
-    configuration that has their number, and `settings` are those that change the scores, with the
-    values that do not.
+    dimension; `arranged` makes the weights and biases that `layer_arrays` takes; `heads` is the
+    setting in the configuration that has their number, and `settings` are those that change the
+    scores, with the values that do not.
     """
 
     layer: str
     parts: Mapping[str, tuple[int, ...]]
     square: str  # the part whose shape tells the dimension
-    arranged: Callable[[Mapping[str, Array]], dict[str, Array]]
+    arranged: Callable[[Mapping[str, Array]], tuple[list[Array], list[Array | None]]]
     heads: str
     settings: Mapping[str, bool] = field(default_factory=dict)
 
@@ -57,46 +57,26 @@ class ModelFamily:
         return {prefix: sorted(layers) for prefix, layers in found.items()}
 
 
-def _bert(weights: Mapping[str, Array]) -> dict[str, Array]:
-    return {
-        "query": weights["self.query.weight"],
-        "key": weights["self.key.weight"],
-        "value": weights["self.value.weight"],
-        "out": weights["output.dense.weight"],
-        "query_bias": weights.get("self.query.bias"),
-        "value_bias": weights.get("self.value.bias"),
-        "out_bias": weights.get("output.dense.bias"),
-    }
+_BERT_BIASES = ["self.query.bias", "self.value.bias", "output.dense.bias"]
+_BERT_WEIGHTS = ["self.query.weight", "self.key.weight", "self.value.weight", "output.dense.weight"]
 
 
-def _gpt2(weights: Mapping[str, Array]) -> dict[str, Array]:
+def _bert(given: Mapping[str, Array]) -> tuple[list[Array], list[Array | None]]:
+    return [given[name] for name in _BERT_WEIGHTS], [given.get(name) for name in _BERT_BIASES]
+
+
+def _gpt2(given: Mapping[str, Array]) -> tuple[list[Array], list[Array | None]]:
     """Weights are stored as y = x A + b uses them; query, key and value are side by side."""
-    query, key, value = np.split(weights["c_attn.weight"].T, 3)
-    biases = weights.get("c_attn.bias")
+    weights = [*np.split(given["c_attn.weight"].T, 3), given["c_proj.weight"].T]
+    biases = given.get("c_attn.bias")
     query_bias, _, value_bias = [None] * 3 if biases is None else np.split(biases, 3)
-    return {
-        "query": query,
-        "key": key,
-        "value": value,
-        "out": weights["c_proj.weight"].T,
-        "query_bias": query_bias,
-        "value_bias": value_bias,
-        "out_bias": weights.get("c_proj.bias"),
-    }
+    return weights, [query_bias, value_bias, given.get("c_proj.bias")]
 
 
 FAMILIES = {
     "bert": ModelFamily(
         layer="encoder.layer.{}.attention.",
-        parts={
-            "self.query.weight": (1, 1),
-            "self.query.bias": (1,),
-            "self.key.weight": (1, 1),
-            "self.value.weight": (1, 1),
-            "self.value.bias": (1,),
-            "output.dense.weight": (1, 1),
-            "output.dense.bias": (1,),
-        },
+        parts=dict.fromkeys(_BERT_WEIGHTS, (1, 1)) | dict.fromkeys(_BERT_BIASES, (1,)),
         square="output.dense.weight",
         arranged=_bert,
         heads="num_attention_heads",
@@ -126,21 +106,31 @@ def load(
     path, kind = Path(path), FAMILIES[family]
     with opened_safetensors(path) as file:
         names = list(file.keys())
-        place = _place(names, path, layer, family)
+        prefix, layers = _model(names, path, family)
+        if layer not in layers:
+            have = ", ".join(map(str, layers))
+            raise ValueError(f"layer is {layer}, expected one of {have}, which {path} has")
+        place = prefix + kind.layer.format(layer)
         _check_parts(names, path, place, kind)
         weights = {
             part: checks.numbers_of(read_one(file, place + part, path), place + part)
             for part in kind.parts
             if place + part in names
         }
-    dim = _dimension(weights, path, place, kind)
+    dim = max(weights[kind.square].shape, default=0)
+    for part, weight in weights.items():
+        expected = tuple(multiple * dim for multiple in kind.parts[part])
+        if weight.shape != expected:
+            raise ValueError(
+                f"{path}: {place + part} has shape {weight.shape}, expected {expected}"
+            )
     heads = _number_of_heads(heads, path, kind)
     if dim % heads:
         raise ValueError(
             f"{path} has tokens of dimension {dim} and {heads} heads, expected a number of heads "
             "that divides the dimension"
         )
-    return MultiHeadWeights(heads, **kind.arranged(weights)).to_layer()
+    return layer_arrays(heads, *kind.arranged(weights))
 
 
 def family_of(path: str | os.PathLike[str]) -> str | None:
@@ -168,7 +158,6 @@ def layers_of(path: str | os.PathLike[str], family: str) -> list[int]:
 
 
 def _family(names: list[str]) -> str | None:
-    """The family by which arrays are named."""
     return next((family for family, kind in FAMILIES.items() if kind.prefixes(names)), None)
 
 
@@ -182,16 +171,6 @@ def _check_family(family: str) -> None:
         raise ValueError(
             f"family is {family!r}, expected one of {', '.join(FAMILIES)}; {_NOT_A_LAYER}"
         )
-
-
-def _place(names: list[str], path: Path, layer: int, family: str) -> str:
-    """What the names of the layer's weights begin with."""
-    prefix, layers = _model(names, path, family)
-    if layer not in layers:
-        raise ValueError(
-            f"layer is {layer}, expected one of {', '.join(map(str, layers))}, which {path} has"
-        )
-    return prefix + FAMILIES[family].layer.format(layer)
 
 
 def _model(names: list[str], path: Path, family: str) -> tuple[str, list[int]]:
@@ -233,20 +212,8 @@ def _check_parts(names: list[str], path: Path, place: str, family: ModelFamily) 
         )
 
 
-def _dimension(weights: Mapping[str, Array], path: Path, place: str, family: ModelFamily) -> int:
-    """That of the tokens, which all shapes have to agree with."""
-    dim = max(weights[family.square].shape, default=0)
-    for part, weight in weights.items():
-        expected = tuple(multiple * dim for multiple in family.parts[part])
-        if weight.shape != expected:
-            raise ValueError(
-                f"{path}: {place + part} has shape {weight.shape}, expected {expected}"
-            )
-    return dim
-
-
 def _number_of_heads(heads: int | None, path: Path, family: ModelFamily) -> int:
-    """The number that was asked for or else that of the configuration beside the file."""
+    """The given number, or else that of the configuration beside the file."""
     config = path.with_name("config.json")
     settings = _settings(config)
     for name, plain in family.settings.items():

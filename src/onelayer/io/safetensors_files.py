@@ -48,9 +48,7 @@ def write_whole(path: Path, data: bytes) -> None:
 def load(path: str | os.PathLike[str]) -> dict[str, Array]:
     """The arrays of a layer file."""
     tensors = read_safetensors(path)
-    missing = sorted(REQUIRED - tensors.keys())
-    foreign = sorted(tensors.keys() - REQUIRED - OPTIONAL)
-    if missing or foreign:
+    if not REQUIRED <= tensors.keys() <= REQUIRED | OPTIONAL:
         raise ValueError(
             f"{os.fspath(path)} is no onelayer file: it holds {sorted(tensors)}, expected "
             "'attention' and 'projection', and 'key_bias' and 'output_bias' at the most"
@@ -81,7 +79,6 @@ def opened_safetensors(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def read_one(file: Any, name: str, path: str | os.PathLike[str]) -> Array:
-    """An array of an opened file."""
     try:
         return file.get_tensor(name)
     except TypeError as error:

@@ -8,7 +8,7 @@ import numpy as np
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
-from onelayer.io.multi_head import MultiHeadWeights
+from onelayer.io.multi_head import layer_arrays
 from onelayer.io.safetensors_files import OPTIONAL, REQUIRED
 
 
@@ -17,18 +17,22 @@ def from_torch(module: Any) -> dict[str, Array]:
     own = getattr(module, "onelayer_arrays", None)
     if own is not None:
         return {name: _weight(array, name) for name, array in own().items()}
-    query, key, value, query_bias, value_bias = _input_projections(module)
-    out = _weight(module.out_proj.weight, "out_proj.weight")
+    _check_module(module)
+    if module.in_proj_weight is not None:
+        weights = np.split(_weight(module.in_proj_weight, "in_proj_weight"), 3)
+    else:
+        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        weights = [_weight(getattr(module, name), name) for name in names]
+    weights.append(_weight(module.out_proj.weight, "out_proj.weight"))
+    query_bias = value_bias = None
+    if module.in_proj_bias is not None:
+        query_bias, _, value_bias = np.split(_weight(module.in_proj_bias, "in_proj_bias"), 3)
     bias = module.out_proj.bias
     out_bias = None if bias is None else _weight(bias, "out_proj.bias")
-    heads = module.num_heads
-    return MultiHeadWeights(
-        heads, query, key, value, out, query_bias, value_bias, out_bias
-    ).to_layer()
+    return layer_arrays(module.num_heads, weights, (query_bias, value_bias, out_bias))
 
 
-def _input_projections(module: Any) -> tuple[Any, ...]:
-    """Query, key and value weights, query and value bias, of a packed or a separate module."""
+def _check_module(module: Any) -> None:
     needed = ("num_heads", "embed_dim", "kdim", "vdim", "out_proj", "in_proj_weight", "bias_k")
     if not all(hasattr(module, name) for name in needed):
         raise TypeError(
@@ -45,15 +49,6 @@ def _input_projections(module: Any) -> tuple[Any, ...]:
         raise ValueError(
             "module adds keys of its own (add_bias_kv or add_zero_attn), expected neither"
         )
-    if module.in_proj_weight is not None:
-        weights = np.split(_weight(module.in_proj_weight, "in_proj_weight"), 3)
-    else:
-        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-        weights = [_weight(getattr(module, name), name) for name in names]
-    if module.in_proj_bias is None:
-        return (*weights, None, None)
-    query_bias, _, value_bias = np.split(_weight(module.in_proj_bias, "in_proj_bias"), 3)
-    return (*weights, query_bias, value_bias)
 
 
 def _weight(tensor: Any, name: str) -> np.ndarray[Any, Any]:
@@ -78,11 +73,10 @@ def to_torch(named: dict[str, Array]) -> Any:
         def __init__(self) -> None:
             super().__init__()
             for name in sorted(REQUIRED | OPTIONAL):
-                parameter = None
-                if name in named:
-                    tensor = torch.as_tensor(backend.to_numpy(named[name]).copy())
-                    parameter = torch.nn.Parameter(tensor)
-                self.register_parameter(name, parameter)
+                value = named.get(name)
+                if value is not None:
+                    value = torch.nn.Parameter(torch.as_tensor(backend.to_numpy(value).copy()))
+                self.register_parameter(name, value)
 
         def onelayer_arrays(self) -> dict[str, Any]:
             return dict(self.named_parameters())

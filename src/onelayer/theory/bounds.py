@@ -1,10 +1,9 @@
-"""What the first paper (arXiv 2307.11353) predicts, as numbers.
+"""Bounds on the excess risk in the first paper (arXiv 2307.11353), as numbers.
 
-Its bounds on the excess risk are of the form √(B / n), with n examples and a norm B of the target
-that depends on the model. They hold once the heads are many. Logarithms are left out here, and so
-are constants that depend on neither dimension, keys nor examples. So the numbers are orders:
-compare them with each other, across dimensions, keys and degrees, and do not read them as the size
-of a training set.
+They are of the form √(B / n), with n examples and a norm B of the target that depends on the model,
+and hold for many heads. Logarithms, and constants that depend on neither dimension, keys nor
+examples, are left out. The numbers are orders: compare them with each other, across dimensions,
+keys and degrees, and do not read them as the size of a training set.
 
 Units. √(B / n) scales as the target does, so it bounds a loss that does, a Lipschitz one. The
 squared error is one where values are of order one: a target is scaled to unit variance first, B
@@ -174,14 +173,8 @@ def _of_degree(model: str, degree: int, dim: int | None, keys: int | None) -> fl
             "model is 'brfa' and target a degree, expected a target: its bound is known for "
             "targets.correlation_weighted alone"
         )
-    size = _needed(dim, "dim", "a degree alone does not tell it")
-    if model == "rfa":
-        return _power(4 * size, power)
-    return _power((_needed(keys, "keys", "the bound of 'rfmlp' grows with it") + 2) * size, power)
-
-
-def _power(base: int, power: int) -> float:
-    """base^power, infinite if too large for a float."""
+    base = _needed(dim, "dim", "a degree alone does not tell it")
+    base *= 4 if model == "rfa" else _needed(keys, "keys", "the bound of 'rfmlp' grows with it") + 2
     try:
         return float(base**power)
     except OverflowError:

@@ -13,12 +13,11 @@ the given one, an upper bound on the least.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
 from onelayer.array import backend, checks
-from onelayer.theory.polynomials import Degrees
+from onelayer.theory.polynomials import SquaredNorms
 from onelayer.theory.sphere_moments import Numbers
 
 
@@ -35,7 +34,7 @@ def norm_constant(k: int, base: float = 4.0) -> float:
     return max(1.0, math.pow(degree, 4.5) * math.pow(base, degree))
 
 
-def pair_norm(tensor_norms: Mapping[Degrees, float] | None) -> float:
+def pair_norm(tensor_norms: SquaredNorms | None) -> float:
     """B(f) from the |f_rs|² by (r, s); infinite if there are none.
 
     >>> pair_norm({(0, 0): 4.0, (0, 1): 0.5}), pair_norm(None)
@@ -46,7 +45,7 @@ def pair_norm(tensor_norms: Mapping[Degrees, float] | None) -> float:
     return math.fsum(norm_constant(max(rs)) * square for rs, square in tensor_norms.items())
 
 
-def flat_norm(tensor_norms: Mapping[Degrees, float], weights: Numbers) -> float:
+def flat_norm(tensor_norms: SquaredNorms, weights: Numbers) -> float:
     """Σ_k max(1, k^4.5 (N+2)^k) |g_k|² of Σ_i w_i F(x_0, x_i), from the |f_rs|² and the N weights.
 
     z = (x_0, ..., x_N) are all tokens side by side, Σ_i w_i F(x_0, x_i) = Σ_k <z^{⊗k}, g_k>, and

@@ -23,9 +23,7 @@ from onelayer.theory.sphere_moments import Numbers, PairMoments
 Degrees: TypeAlias = tuple[int, int]  # (r, s): the powers of the query and of the key
 Coefficients: TypeAlias = Mapping[Degrees, Any]  # f_rs, arrays of shape (d,) * (r + s)
 Tensors: TypeAlias = Mapping[Degrees, Numbers]  # the same in float64, symmetric
-
-
-# Validation
+SquaredNorms: TypeAlias = Mapping[Degrees, float]  # |f_rs|²
 
 
 def checked(coefficients: Coefficients) -> tuple[Tensors, int]:
@@ -62,9 +60,6 @@ def _symmetrised(tensor: Numbers, first: int, legs: int) -> Numbers:
         swaps = [np.swapaxes(tensor, first + old, first + new) for old in range(new + 1)]
         tensor = np.asarray(sum(swaps)) / (new + 1)
     return tensor
-
-
-# Values
 
 
 def values(query: Array, keys: Array, tensors: Tensors) -> Array:
@@ -104,11 +99,8 @@ def _leg(vectors: Array, tensors: Array) -> Array:
     return (vectors[:, None, :] @ xp.reshape(tensors, (tensors.shape[0], dim, -1)))[:, 0, :]
 
 
-# Moments on the unit sphere
-
-
 def moments(tensors: Tensors, dim: int) -> PairMoments:
-    """Those of F, exact for all degrees."""
+    """Moments of F on the unit sphere, exact for all degrees."""
     given_query = _averaged_over_keys(tensors, dim)
     of_query = {(0, r): tensor for (r, _), tensor in given_query.items()}
     mean = float(_averaged_over_keys(of_query, dim).get((0, 0), 0.0))

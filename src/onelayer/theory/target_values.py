@@ -1,7 +1,8 @@
 """The values of targets: functions of the tokens of a block of examples.
 
-Most are sums Σ_i w_i F(x_0, x_i) over the keys, of a function of a query and a key (`PairFunction`)
-with weights that know only which keys are there (`Weights`).
+They take tokens (b, N + 1, d) and a mask (b, N + 1) or None, and return (b,). Most are sums
+Σ_i w_i F(x_0, x_i) over the keys, of a function of a query and a key (`PairFunction`) with weights
+that know only which keys are there (`Weights`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from onelayer.theory.sphere_moments import Numbers
 
 PairFunction: TypeAlias = Callable[[Array, Array], Array]  # (b, d) and (b, N, d) -> (b, N)
 Weights: TypeAlias = Callable[[Array], Array]  # which keys are there, 1 or 0: (b, N) -> (b, N)
-
-
-# Weights
 
 
 def equal(there: Array) -> Array:
@@ -42,9 +40,6 @@ def only(there: Array, position: int) -> Array:
     return there * backend.like(np.arange(1, there.shape[1] + 1) == position, there)
 
 
-# Functions of a query and a key
-
-
 def key_power(query: Array, keys: Array, power: int, beta: Numbers) -> Array:  # noqa: ARG001
     """<β, x_i>^p."""
     return (keys @ backend.like(beta, keys)) ** power
@@ -60,9 +55,6 @@ def correlation(query: Array, keys: Array, power: int, rotation: Numbers, beta: 
     turned = query @ backend.like(rotation, query)
     correlations = (keys @ turned[:, :, None])[:, :, 0]
     return correlations**power * (keys @ backend.like(beta, keys))
-
-
-# Values: tokens (b, N + 1, d) and a mask (b, N + 1) or None -> (b,)
 
 
 def weighted_sum(

@@ -15,7 +15,7 @@ Means and variances are for tokens that are independent and uniform on the unit 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from onelayer.array.backend import Array
 from onelayer.data.sets import as_sets
 from onelayer.inputs import Seed
 from onelayer.theory import norms, polynomials, sphere_moments, target_values
-from onelayer.theory.polynomials import Coefficients, Degrees
+from onelayer.theory.polynomials import Coefficients, SquaredNorms
 from onelayer.theory.sphere_moments import Numbers, PairMoments
 from onelayer.theory.target_values import PairFunction, Weights
 
@@ -62,8 +62,8 @@ class Target:
     degree: int
     evaluate: Callable[[Array, Array | None], Array] = field(repr=False)
     moments: Callable[[int], tuple[float, float]] = field(repr=False)  # of N: mean and variance
-    tensor_norms: Mapping[Degrees, float] | None = field(default=None, repr=False)
-    biased_tensor_norms: Mapping[Degrees, float] | None = field(default=None, repr=False)
+    tensor_norms: SquaredNorms | None = field(default=None, repr=False)
+    biased_tensor_norms: SquaredNorms | None = field(default=None, repr=False)
     flat_norms: Callable[[int], float] | None = field(default=None, repr=False)  # of N
     least_keys: int = field(default=1, repr=False)
 
@@ -158,9 +158,8 @@ def correlation_weighted(q: int, dim: int, beta: Any = None) -> Target:
     {(1, 2): 8.5}
     """
     power, direction = checks.whole_number(q, "q", least=0), _direction(beta, dim)
-    known = {(power, power + 1): backend.squared_norm(direction)}
-    identity = np.eye(len(direction))
-    return _correlation(f"f_{{2,{power}}}", power, direction, identity, biased_tensor_norms=known)
+    biased = {(power, power + 1): backend.squared_norm(direction)}
+    return _correlation(f"f_{{2,{power}}}", power, direction, np.eye(len(direction)), biased)
 
 
 def rotated_correlation(
@@ -178,8 +177,8 @@ def rotated_correlation(
     (True, True)
     """
     power, direction = checks.whole_number(q, "q", least=0), _direction(beta, dim)
-    orthogonal = _orthogonal(rotation, len(direction), seed)
-    return _correlation(f"f_{{3,{power}}}", power, direction, orthogonal)
+    matrix = _orthogonal(rotation, len(direction), seed)
+    return _correlation(f"f_{{3,{power}}}", power, direction, matrix)
 
 
 def query_only(p: int, dim: int, beta: Any = None) -> Target:
@@ -263,15 +262,11 @@ def ordered_sum(
     >>> f([[[1, 0], [0.5, 0], [0.25, 0]]]), f.norm
     (array([0.125]), inf)
     """
-    known: dict[str, Weights] = {
-        "alternating": target_values.alternating,
-        "increasing": target_values.increasing,
-    }
-    if weights not in known:
+    if weights not in ("alternating", "increasing"):
         raise ValueError(f"weights is {weights!r}, expected 'alternating' or 'increasing'")
     power, direction = checks.positive_int(p, "p"), _direction(beta, dim)
-    name = f"{weights} sum of <beta, x_i>^{power}"
-    return _sum_of_powers(name, power, direction, known[weights])
+    name, by_position = f"{weights} sum of <beta, x_i>^{power}", getattr(target_values, weights)
+    return _sum_of_powers(name, power, direction, by_position)
 
 
 def three_token(dim: int, beta: Any = None) -> Target:
@@ -295,16 +290,13 @@ def three_token(dim: int, beta: Any = None) -> Target:
     )
 
 
-# Construction of targets
-
-
 def _weighted_sum(
     name: str,
     dim: int,
     values: PairFunction,
     moments: PairMoments,
-    tensor_norms: Mapping[Degrees, float],
-    biased_tensor_norms: Mapping[Degrees, float] | None = None,
+    tensor_norms: SquaredNorms,
+    biased_tensor_norms: SquaredNorms | None = None,
     weights: Weights = target_values.equal,
     least_keys: int = 1,
 ) -> Target:
@@ -339,11 +331,7 @@ def _sum_of_powers(
 
 
 def _correlation(
-    name: str,
-    power: int,
-    beta: Numbers,
-    rotation: Numbers,
-    biased_tensor_norms: Mapping[Degrees, float] | None = None,
+    name: str, power: int, beta: Numbers, rotation: Numbers, biased: SquaredNorms | None = None
 ) -> Target:
     """(1/N) Σ_i <x_0, S x_i>^q <β, x_i>."""
     dim = len(beta)
@@ -354,7 +342,7 @@ def _correlation(
         values=partial(target_values.correlation, power=power, rotation=rotation, beta=beta),
         moments=sphere_moments.weighted_correlation(power, beta),
         tensor_norms={(power, power + 1): growth * backend.squared_norm(beta)},
-        biased_tensor_norms=biased_tensor_norms,
+        biased_tensor_norms=biased,
     )
 
 
@@ -362,11 +350,8 @@ def _weighted_moments(keys: int, moments: PairMoments, weights: Weights) -> tupl
     return moments.of_sum(weights(np.ones((1, keys))))
 
 
-def _flat_norm(keys: int, tensor_norms: Mapping[Degrees, float], weights: Weights) -> float:
+def _flat_norm(keys: int, tensor_norms: SquaredNorms, weights: Weights) -> float:
     return norms.flat_norm(tensor_norms, weights(np.ones((1, keys))))
-
-
-# Validation
 
 
 def _direction(beta: Any, dim: int) -> Numbers:
