@@ -68,17 +68,24 @@ def conditions_command(
         onelayer conditions model.safetensors --layer 3 --family gpt2 --heads 12
     """
     with plain_errors():
-        if _is_layer(file):
-            _refuse_options(file, {"--layer": layer, "--family": family, "--heads": heads})
+        with safetensors_files.opened_safetensors(file) as arrays:
+            names = sorted(arrays.keys())
+        if {"attention", "projection"} & set(names):
+            for option, value in {"--layer": layer, "--family": family, "--heads": heads}.items():
+                if value is not None:
+                    raise ValueError(
+                        f"{option} is {value}, but {file} holds one layer that onelayer wrote: "
+                        "expected a pretrained model, or no such option"
+                    )
             shown, all_hold = _of_layer(AttentionLayer.load(file), survey, seed)
         else:
-            family = family or _detected_family(file)
+            family = family or _detected_family(file, names)
             numbers = pretrained.layers_of(file, family) if layer is None else [layer]
             layers = {}
             with err.status("Reading the model") as status:
                 for number in numbers:
                     read = AttentionLayer.from_safetensors(file, number, family, heads)
-                    layers[number] = _Summary.of(read)
+                    layers[number] = _MeasuredLayer.of(read)
                     status.update(f"{len(layers)} of {len(numbers)} layers measured")
             shown, all_hold = _of_model(f"{file.name} ({family})", layers, survey, seed)
     for part in shown:
@@ -86,17 +93,9 @@ def conditions_command(
     raise typer.Exit(0 if all_hold else 1)
 
 
-def _is_layer(path: Path) -> bool:
-    """Whether a file holds a layer that onelayer wrote."""
-    with safetensors_files.opened_safetensors(path) as file:
-        return not {"attention", "projection"}.isdisjoint(file.keys())
-
-
-def _detected_family(path: Path) -> str:
+def _detected_family(path: Path, names: list[str]) -> str:
     family = pretrained.family_of(path)
     if family is None:
-        with safetensors_files.opened_safetensors(path) as file:
-            names = sorted(file.keys())
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
         raise ValueError(
             f"{path} is no onelayer file: it holds {names[:_LISTED]}{more}, expected 'attention' "
@@ -106,21 +105,11 @@ def _detected_family(path: Path) -> str:
     return family
 
 
-def _refuse_options(path: Path, options: dict[str, int | str | None]) -> None:
-    """Refuse options for models, given with a file of one layer."""
-    for option, value in options.items():
-        if value is not None:
-            raise ValueError(
-                f"{option} is {value}, but {path} holds one layer that onelayer wrote: expected "
-                "a pretrained model, or no such option"
-            )
-
-
 def _of_layer(layer: AttentionLayer, samples: int | None, seed: int) -> tuple[list[Shown], bool]:
     """The output for one layer, and whether all conditions hold."""
     found = conditions(layer)
     met = sum(condition.holds for condition in found.values())
-    random, notes = _survey(layer, samples, seed, scale=2.0)
+    random, notes = _survey(layer, samples, seed, scale=2.0, rank=None)
     names, title = {"condition": list(found)}, f"Conditions of {layer}"
     columns = {
         "measured": [f"{condition.measured:.3g}" for condition in found.values()],
@@ -137,7 +126,7 @@ def _of_layer(layer: AttentionLayer, samples: int | None, seed: int) -> tuple[li
 
 
 @dataclass(frozen=True, eq=False)
-class _Summary:
+class _MeasuredLayer:
     """What is kept of a layer after it is measured: all layers at once may be too large."""
 
     heads: int
@@ -148,7 +137,7 @@ class _Summary:
     found: dict[str, Condition]
 
     @classmethod
-    def of(cls, layer: AttentionLayer) -> _Summary:
+    def of(cls, layer: AttentionLayer) -> _MeasuredLayer:
         norms = np.linalg.norm(layer.attention, axis=(1, 2))
         biased = layer.key_bias is not None
         return cls(layer.heads, layer.dim, layer.out_dim, biased, norms, conditions(layer))
@@ -168,7 +157,7 @@ class _Summary:
 
 
 def _of_model(
-    name: str, layers: dict[int, _Summary], samples: int | None, seed: int
+    name: str, layers: dict[int, _MeasuredLayer], samples: int | None, seed: int
 ) -> tuple[list[Shown], bool]:
     """The output for the layers of a model, and whether all conditions hold in all of them."""
     like = next(iter(layers.values()))  # all layers of a model have one shape
@@ -176,10 +165,8 @@ def _of_model(
     random, notes = _survey(like, samples, seed, scale=scale, rank=rank)
     which = f"{len(layers)} layers" if len(layers) > 1 else f"layer {next(iter(layers))}"
     met = [str(number) for number, layer in layers.items() if layer.met == len(layer.found)]
-    fixed = {
-        "condition": [*like.found, "conditions that hold"],
-        "needed": [*_needed(like.found), ""],
-    }
+    names = [*like.found, "conditions that hold"]
+    fixed = {"condition": names, "needed": [*_needed(like.found), ""]}
     columns = {f"layer {number}": layer.column for number, layer in layers.items()}
     columns |= {heading: [*texts, ""] for heading, texts in random.items()}
     shown: list[Shown] = [
@@ -196,11 +183,11 @@ def _of_model(
 
 
 def _survey(
-    like: AttentionLayer | _Summary,
+    like: AttentionLayer | _MeasuredLayer,
     samples: int | None,
     seed: int,
     scale: float,
-    rank: int | None = None,
+    rank: int | None,
 ) -> tuple[Columns, list[str]]:
     """Columns for random layers of the same shape, and what they are; empty without samples."""
     if samples is None:
@@ -216,18 +203,11 @@ def _survey(
             out_dim=like.out_dim,
             progress=lambda done: status.update(f"{done} of {samples} random layers measured"),
         ).values()
-    described = (
-        ""
-        if rank is None
-        else (
-            f" with heads of rank {rank}, whose attention matrices have the norm {scale:.3g} (the "
-            "median of those above)"
-        )
-    )
-    note = (
-        f"random: median over {samples} random layers of the same shape{described}, and the share "
-        "of them that meets the condition."
-    )
+    note = f"random: median over {samples} random layers of the same shape"
+    if rank is not None:
+        note += f" with heads of rank {rank}, whose attention matrices have the norm {scale:.3g} "
+        note += "(the median of those above)"
+    note += ", and the share of them that meets the condition."
     medians, shares = [f"{s.median:.3g}" for s in found], [f"{s.share:.0%}" for s in found]
     return {"random:\nmedian": medians, "random:\nholds": shares}, [note]
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import progress as bars
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 from typer import Argument, Option
 
-from onelayer.cli.progress import live
 from onelayer.cli.terminal import check_folder, err, fail, out, plain_errors, say
 from onelayer.io.safetensors_files import write_whole
 from onelayer.lab import claims as registry
@@ -25,7 +27,7 @@ from onelayer.lab import figures, outcomes
 from onelayer.lab import report as reporting
 from onelayer.lab.claim import SIZES, Claim, Size
 from onelayer.lab.outcomes import Entry
-from onelayer.lab.run import Plan, run
+from onelayer.lab.run import Plan, Tally, run
 from onelayer.lab.store import Store
 
 claims = typer.Typer(
@@ -38,7 +40,6 @@ Quick = Annotated[bool, Option("--quick", help="Small sizes: seconds for each cl
 Paper = Annotated[bool, Option("--paper", help="Sizes as in the papers, or large: up to hours.")]
 _SET = "Change a setting (see show) of all claims that are run."
 Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE,..", help=_SET)]
-Workers = Annotated[int | None, Option(min=1, help="Processes; default: one per core.")]
 Cluster = Annotated[str | None, Option(metavar="ADDRESS", help="Scheduler of a Dask cluster.")]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="Measure failed cells again.")]
 ReportFile = Annotated[Path, Option("--output", "-o", help="An .html file, or .md for a table.")]
@@ -49,6 +50,7 @@ ExportFile = Annotated[Path, Option("--output", "-o", help="A .csv or .parquet f
 _STORE = Path("onelayer-lab.sqlite")
 _LONG = 3000  # characters of an error that are shown
 _ERRORS = 3  # errors that are shown
+_LINES = 10  # lines of a log
 _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 
 
@@ -94,15 +96,12 @@ def show(
     out.print(Text(claim.title, style="bold"), sep="\n")
     out.print(Text(f"{claim.source}, {claim.kind}\n", style="dim"))
     out.print(Text(f"Predicted: {claim.prediction}\n"), Text(f"Rule: {claim.rule}\n"), sep="\n")
-    table = Table(
-        Column("name", no_wrap=True),
-        *SIZES,
-        title="Settings (--set NAME=VALUE,..)",
-        title_justify="left",
-    )
-    settings = [claim.settings(size) for size in SIZES]
-    for setting in settings[0]:
-        table.add_row(setting, *(escape(_listed(values[setting])) for values in settings))
+    name_column, title = Column("name", no_wrap=True), "Settings (--set NAME=VALUE,..)"
+    table = Table(name_column, *SIZES, title=title, title_justify="left")
+    for setting in claim.settings("quick"):
+        values = [claim.settings(size)[setting] for size in SIZES]
+        texts = [", ".join(map(str, v)) if isinstance(v, list | tuple) else str(v) for v in values]
+        table.add_row(setting, *map(escape, texts))
     out.print(table)
     for entry in entries:
         _print_entry(entry)
@@ -114,7 +113,7 @@ def run_claims(
     quick: Quick = False,
     paper: Paper = False,
     changes: Changes = None,
-    workers: Workers = None,
+    workers: Annotated[int | None, Option(min=1, help="Processes; default: one per core.")] = None,
     cluster: Cluster = None,
     retry_failed: RetryFailed = False,
     store: StoreFile = _STORE,
@@ -140,7 +139,7 @@ def run_claims(
         size = _size(quick, paper)
         chosen = registry.named(names or [])
         plans = [Plan(claim, size, _settings(changes or [], claim)) for claim in chosen]
-        with live(err, sum(len(plan.cells) for plan in plans)) as progress:
+        with live_progress(err, sum(len(plan.cells) for plan in plans)) as progress:
             tally = run(
                 plans,
                 Store(store),
@@ -216,6 +215,43 @@ def export(output: ExportFile, names: Names = None, store: StoreFile = _STORE) -
     say(f"Wrote {len(cells)} cells to {output}.")
 
 
+@contextmanager
+def live_progress(console: Console, total: int) -> Iterator[Callable[[Tally], None]]:
+    """A `progress` for `run`: live on a terminal, a line for each tenth of the cells in a log."""
+    if not console.is_terminal:
+        last = -1
+
+        def log(tally: Tally) -> None:
+            nonlocal last
+            finished = tally.done + tally.failed
+            part = _LINES * finished // max(1, tally.total)
+            if part > last:
+                last = part
+                say(f"{finished} of {tally.total} cells, {tally.failed} failed", console)
+
+        yield log
+        return
+    columns = (
+        bars.SpinnerColumn(),
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("cells{task.fields[failed]}"),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("left:"),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=console, transient=True) as display:
+        task = display.add_task("starting", total=total, failed="")
+
+        def show(tally: Tally) -> None:
+            failed = f", [red]{tally.failed} failed[/red]" if tally.failed else ""
+            done, name = tally.done + tally.failed, tally.claim or "starting"
+            display.update(task, completed=done, description=name, failed=failed)
+
+        yield show
+
+
 # Options
 
 
@@ -252,10 +288,6 @@ def _value(text: str) -> Any:
 
 
 # Output
-
-
-def _listed(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _verdicts(entries: Sequence[Entry]) -> Table:
@@ -299,15 +331,13 @@ def _write_figures(entries: Sequence[Entry], folder: Path) -> None:
     for entry in entries:
         if not entry.verdict.checks:
             continue
-        name = entry.claim.name
+        claim, results = entry.claim, entry.results
         try:
-            drawn = {
-                kind: figures.render(entry.claim, entry.results, kind) for kind in figures.FORMATS
-            }
+            drawn = {kind: figures.render(claim, results, kind) for kind in figures.FORMATS}
         except ImportError:
             raise
         except Exception as error:  # unusual settings of one claim must not stop the others
-            say(f"no figure of {name}: {type(error).__name__}: {error}", err)
+            say(f"no figure of {claim.name}: {type(error).__name__}: {error}", err)
             continue
         for kind, content in drawn.items():
-            write_whole(folder / f"{name}.{kind}", content)
+            write_whole(folder / f"{claim.name}.{kind}", content)

@@ -22,37 +22,19 @@ from onelayer.io import safetensors_files
 from onelayer.layer import AttentionLayer
 from onelayer.recovery import display
 from onelayer.recovery.api import recover
-from onelayer.recovery.certificate import Certificate
 from onelayer.recovery.result import Recovery
 
 _FILE = (
     "A .npz or .safetensors file with arrays X, Y and perhaps mask; or a folder with X.npy and "
     "Y.npy, a .zarr group, an .h5 or .hdf5 file, which are read block by block."
 )
+_METHOD = "refine (Gauss-Newton), sculpt (the six phases), or auto."
 _CLUSTER = (
     "Scheduler of a Dask cluster. All of its machines need to see FILE, a folder, .zarr, .h5 or "
     ".hdf5."
 )
 _CHECKPOINT = "Save the best layer so far to this file, at most every ten seconds."
-
-ExamplesFile = Annotated[Path, Argument(help=_FILE)]
-LayerFile = Annotated[Path, Option("--output", "-o", help="The file to write (safetensors).")]
-HeadsOrAuto = Annotated[str, Option(help="The number of heads, or auto.")]
-Method = Annotated[str, Option(help="refine (Gauss-Newton), sculpt (the six phases), or auto.")]
-Polish = Annotated[bool, Option(help="Refine the result of the six phases (sculpt).")]
-Rank = Annotated[int | None, Option(help="Rank of the attention matrices.")]
-Bias = Annotated[bool, Option("--bias", help="Recover key and output biases too.")]
-Causal = Annotated[bool, Option("--causal", help="The layer is causal.")]
-Tolerance = Annotated[float, Option(help="Relative error at which to stop.")]
-HeadTolerance = Annotated[float, Option(help="Largest error bar of a recovered head.")]
-SearchSeed = Annotated[int, Option(min=0, help="Seed of the search.")]
-Device = Annotated[str | None, Option(help="cpu or cuda.")]
-ClusterAddress = Annotated[str | None, Option(metavar="ADDRESS", help=_CLUSTER)]
-Restarts = Annotated[int, Option(help="Further starts if the first one fails.")]
-MaxSeconds = Annotated[float | None, Option(help="Time limit in seconds.")]
-Checkpoint = Annotated[Path | None, Option(metavar="FILE", help=_CHECKPOINT)]
-Resume = Annotated[bool, Option("--resume", help="Continue from an earlier checkpoint.")]
-Force = Annotated[bool, Option("--force", help="Write the layer even without convergence.")]
+_FORCE = "Write the layer even without convergence."
 
 
 def demo(
@@ -90,24 +72,24 @@ def demo(
 
 
 def recover_command(
-    file: ExamplesFile,
-    output: LayerFile,
-    heads: HeadsOrAuto = "auto",
-    rank: Rank = None,
-    bias: Bias = False,
-    causal: Causal = False,
-    method: Method = "auto",
-    polish: Polish = True,
-    tol: Tolerance = 1e-12,
-    head_tol: HeadTolerance = 0.1,
-    seed: SearchSeed = 0,
-    device: Device = None,
-    cluster: ClusterAddress = None,
-    restarts: Restarts = 20,
-    max_seconds: MaxSeconds = None,
-    checkpoint: Checkpoint = None,
-    resume: Resume = False,
-    force: Force = False,
+    file: Annotated[Path, Argument(help=_FILE)],
+    output: Annotated[Path, Option("--output", "-o", help="The file to write (safetensors).")],
+    heads: Annotated[str, Option(help="The number of heads, or auto.")] = "auto",
+    rank: Annotated[int | None, Option(help="Rank of the attention matrices.")] = None,
+    bias: Annotated[bool, Option("--bias", help="Recover key and output biases too.")] = False,
+    causal: Annotated[bool, Option("--causal", help="The layer is causal.")] = False,
+    method: Annotated[str, Option(help=_METHOD)] = "auto",
+    polish: Annotated[bool, Option(help="Refine the result of the six phases (sculpt).")] = True,
+    tol: Annotated[float, Option(help="Relative error at which to stop.")] = 1e-12,
+    head_tol: Annotated[float, Option(help="Largest error bar of a recovered head.")] = 0.1,
+    seed: Annotated[int, Option(min=0, help="Seed of the search.")] = 0,
+    device: Annotated[str | None, Option(help="cpu or cuda.")] = None,
+    cluster: Annotated[str | None, Option(metavar="ADDRESS", help=_CLUSTER)] = None,
+    restarts: Annotated[int, Option(help="Further starts if the first one fails.")] = 20,
+    max_seconds: Annotated[float | None, Option(help="Time limit in seconds.")] = None,
+    checkpoint: Annotated[Path | None, Option(metavar="FILE", help=_CHECKPOINT)] = None,
+    resume: Annotated[bool, Option("--resume", help="Continue from the checkpoint.")] = False,
+    force: Annotated[bool, Option("--force", help=_FORCE)] = False,
 ) -> None:
     """Recover the attention layer behind examples X (n, tokens, dim) and Y (n, tokens, out_dim).
 
@@ -218,10 +200,13 @@ def _report(found: Recovery) -> None:
     """Print the outcome of a recovery and its certificate."""
     proof = found.certificate
     sure = f"{proof.confidence:.0%} sure"
+    largest = proof.attention_error.max(), proof.projection_error.max()
+    attention, projection = (f"{bar:.1e}" if np.isfinite(bar) else "unknown" for bar in largest)
     rows = {
         "outcome": f"{'[green]' if found.converged else '[red]'}{found.reason}",
         "time": f"{found.seconds:.1f} s, {len(found.trace)} steps",
-        f"errors of heads, {sure}": _bars(proof),
+        f"errors of heads, {sure}": f"attention at most {attention}, "
+        f"projection at most {projection} (relative)",
         "heads not determined": ", ".join(map(str, proof.undetermined_heads)) or "none",
         "inputs vary along": f"{proof.input_rank} of {found.layer.dim} directions",
         "error on the examples": f"{found.relative_error:.1e} (relative)",
@@ -237,10 +222,3 @@ def _report(found: Recovery) -> None:
     for row in rows.items():
         table.add_row(*row)
     out.print(table)
-
-
-def _bars(proof: Certificate) -> str:
-    """The largest error bars of all heads."""
-    largest = proof.attention_error.max(), proof.projection_error.max()
-    attention, projection = (f"{bar:.1e}" if np.isfinite(bar) else "unknown" for bar in largest)
-    return f"attention at most {attention}, projection at most {projection} (relative)"

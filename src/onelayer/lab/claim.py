@@ -135,16 +135,13 @@ def grid(settings: Settings) -> list[dict[str, Value]]:
     choices: dict[str, Sequence[Any]] = {}
     for name, value in settings.items():
         if name == "seeds":
-            choices["seed"] = range(_checked_count(value))
+            if type(value) is not int or not 1 <= value <= _MOST_SEEDS:
+                expected = f"expected a whole number from 1 to {_MOST_SEEDS}"
+                raise ValueError(f"seeds is {value!r}, {expected}")
+            choices["seed"] = range(value)
         else:
             choices[name] = value if isinstance(value, list | tuple) else [value]
     return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
-
-
-def _checked_count(seeds: Any) -> int:
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= _MOST_SEEDS:
-        raise ValueError(f"seeds is {seeds!r}, expected a whole number from 1 to {_MOST_SEEDS}")
-    return seeds
 
 
 def by_size(**settings: Any) -> dict[Size, dict[str, Any]]:

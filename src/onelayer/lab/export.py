@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,12 @@ def write(cells: Iterable[Result], path: Path) -> None:
 
     Without cells there is a header only.
     """
-    formats: dict[str, Callable[[Columns], bytes]] = {".csv": _csv, ".parquet": _parquet}
-    suffix = path.suffix.lower()
-    if suffix not in formats:
-        raise ValueError(
-            f"the file is {path.name!r}, expected a name that ends in {' or '.join(formats)}"
-        )
-    write_whole(path, formats[suffix](_columns(list(cells))))
+    formats = {".csv": _csv, ".parquet": _parquet}
+    convert = formats.get(path.suffix.lower())
+    if convert is None:
+        expected = f"expected a name that ends in {' or '.join(formats)}"
+        raise ValueError(f"the file is {path.name!r}, {expected}")
+    write_whole(path, convert(_columns(list(cells))))
 
 
 def _columns(cells: Sequence[Result]) -> Columns:
@@ -51,31 +50,25 @@ def _columns(cells: Sequence[Result]) -> Columns:
         "status": [cell.status for cell in cells],
     }
     parameters = [{n: v for n, v in cell.parameters.items() if n != "seed"} for cell in cells]
-    groups: dict[str, Sequence[Mapping[str, Any]]] = {
-        "parameter": parameters,
-        "measured": [cell.measured for cell in cells],
-    }
-    for group, mappings in groups.items():
+    measured = [dict(cell.measured) for cell in cells]
+    for group, mappings in (("parameter", parameters), ("measured", measured)):
         for name in dict.fromkeys(name for mapping in mappings for name in mapping):
             columns[f"{group}.{name}"] = [mapping.get(name) for mapping in mappings]
     return columns | {name: [getattr(cell, name) for cell in cells] for name in _LAST}
 
 
 def _csv(columns: Columns) -> bytes:
+    def harmless(value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        text = _text(value)
+        return f"'{text}" if text.startswith(_FORMULA) else text
+
     table = io.StringIO()
     writer = csv.writer(table)
     writer.writerow(columns)
-    for row in zip(*columns.values(), strict=True):
-        writer.writerow(map(_harmless, row))
+    writer.writerows(map(harmless, row) for row in zip(*columns.values(), strict=True))
     return encodable(table.getvalue()).encode("utf-8")
-
-
-def _harmless(value: Any) -> Any:
-    """Mark text that a spreadsheet would run as a formula."""
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    text = _text(value)
-    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _text(value: Any) -> str:
@@ -93,19 +86,15 @@ def _parquet(columns: Columns) -> bytes:
     # Explicit types, so that these columns have them even if all cells are empty.
     types = dict.fromkeys(("claim", "status", *_LAST), pyarrow.string())
     types |= {"seed": pyarrow.int64(), "seconds": pyarrow.float64()}
-    arrays = {name: _array(values, types.get(name)) for name, values in columns.items()}
+    arrays = {}
+    for name, values in columns.items():  # other columns: the type all values share, or else text
+        kinds = {type(value) for value in values if value is not None}
+        if kinds == {bool} or bool not in kinds:  # Arrow would convert True among floats to 1
+            with suppress(pyarrow.ArrowException, OverflowError, UnicodeError):
+                arrays[name] = pyarrow.array(values, types.get(name))
+                continue
+        texts = [None if value is None else encodable(_text(value)) for value in values]
+        arrays[name] = pyarrow.array(texts, pyarrow.string())
     table = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(arrays), table)
     return table.getvalue()
-
-
-def _array(values: list[Any], kind: Any) -> Any:
-    """A column of the given type, or of the type that all values share, or else of text."""
-    import pyarrow
-
-    kinds = {type(value) for value in values if value is not None}
-    if kinds == {bool} or bool not in kinds:  # Arrow would convert True among floats to 1
-        with suppress(pyarrow.ArrowException, OverflowError, UnicodeError):
-            return pyarrow.array(values, kind)
-    texts = [None if value is None else _text(value) for value in values]
-    return pyarrow.array([text and encodable(text) for text in texts], pyarrow.string())

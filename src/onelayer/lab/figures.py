@@ -1,7 +1,6 @@
-"""Figures of claims, fit for a paper: measurement with its spread over seeds, prediction beside it.
+"""Figures of claims for a paper: measurements with their spread over seeds, and predictions.
 
-A claim's `draw` fills a matplotlib figure with these parts; `render` makes a file's content of it,
-and `drawn` does for figures that belong to no claim.
+A claim's `draw` fills a matplotlib figure with these parts, and `render` returns it as a file.
 """
 
 from __future__ import annotations
@@ -48,12 +47,7 @@ def style(number: int) -> tuple[str, str]:
 
 
 def curve(
-    axes: Axes,
-    results: Results,
-    x: str,
-    y: str,
-    label: str | None = None,
-    number: int = 0,
+    axes: Axes, results: Results, x: str, y: str, label: str | None = None, number: int = 0
 ) -> None:
     """The median of y over the cells of every x, with a band from the least to the largest.
 
@@ -149,10 +143,8 @@ def examples_needed(axes: Axes, results: Results, target: str) -> None:
         curve(axes, part, "keys", target, model.upper(), number)
         beyond = [n for n, size in part.medians(target, by="keys").items() if size == np.inf]
         if beyond:
-            largest, label = (
-                [part.of("examples")[0]] * len(beyond),
-                f"{model.upper()}: more than this",
-            )
+            largest = [part.of("examples")[0]] * len(beyond)
+            label = f"{model.upper()}: more than this"
             axes.plot(beyond, largest, "^", color=COLOURS[number], fillstyle="none", label=label)
     axes.set(xscale="log", yscale="log", xlabel="keys $N$", ylabel="examples needed")
     axes.set_xticks(results.of("keys"), [str(keys) for keys in results.of("keys")])
@@ -170,15 +162,12 @@ def heat_maps(
     grid = figure.subplots(len(matrices), len(matrices[0]), squeeze=False)
     for i, row in enumerate(matrices):
         for j, matrix in enumerate(row):
-            axes = grid[i, j]
-            image = axes.imshow(matrix, cmap="RdBu", vmin=-largest, vmax=largest)
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.grid(visible=False)
-            if i == 0:
-                axes.set_title(columns[j])
-            if j == 0:
-                axes.set_ylabel(rows[i])
+            image = grid[i, j].imshow(matrix, cmap="RdBu", vmin=-largest, vmax=largest)
+            grid[i, j].set(xticks=[], yticks=[])
+            grid[i, j].grid(visible=False)
+        grid[i, 0].set_ylabel(rows[i])
+    for axes, title in zip(grid[0], columns, strict=True):
+        axes.set_title(title)
     figure.colorbar(image, ax=grid, shrink=0.8)
 
 

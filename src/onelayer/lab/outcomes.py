@@ -57,7 +57,17 @@ class Entry:
 def of_plans(store: Store, plans: Sequence[Plan]) -> list[Entry]:
     """Judge what the store has of the cells of each plan."""
     finished = {result.key: result for result in store.results()}
-    return [_entry(plan, finished) for plan in plans]
+    entries = []
+    for plan in plans:
+        cells: tuple[Result, ...] = ()
+        try:
+            missing = {c.key: Result(c.parameters, status="not run") for c in plan.cells}
+            cells = tuple(finished.get(key, result) for key, result in missing.items())
+            verdict = plan.claim.verdict(cells)
+        except (ValueError, KeyError) as error:  # an earlier version of the claim had others
+            verdict = Verdict("undecided", why=f"its last run had other settings: {error}")
+        entries.append(Entry(plan.claim, plan.size, dict(plan.changes), cells, verdict))
+    return entries
 
 
 def of_last_runs(store: Store, claims: Sequence[Claim]) -> list[Entry]:
@@ -75,16 +85,3 @@ def about(store: Store) -> dict[str, str]:
         "measurements": store.path.name,
         **{name: version(name) for name in _LIBRARIES},
     }
-
-
-def _entry(plan: Plan, finished: dict[str, Result]) -> Entry:
-    claim, changes = plan.claim, dict(plan.changes)
-    try:
-        planned = plan.cells
-    except (ValueError, KeyError) as error:  # an earlier version of the claim had other settings
-        unknown = Verdict("undecided", why=f"its last run had other settings: {error}")
-        return Entry(claim, plan.size, changes, (), unknown)
-    cells = tuple(
-        finished.get(cell.key, Result(cell.parameters, status="not run")) for cell in planned
-    )
-    return Entry(claim, plan.size, changes, cells, claim.verdict(cells))

@@ -1,13 +1,10 @@
 """The store: one SQLite file with every measured cell, which several runs may share.
 
-A cell is one row, written in one transaction when the cell is finished. Its key is a digest of
-what it computes: claim, parameters with the seed, version of the code. The first record of a key
+A cell is one row, written in one transaction when the cell is finished. The first record of a key
 stays. A run takes a cell before it measures it, so that two runs on one file share the work. Cells
-of a process that has died, or that has been silent for a while, are free again.
-
-The file is opened for each transaction and closed after it. SQLite's journal makes a transaction
-atomic, even under kill -9. Its locks need a file system that supports them, which some network
-drives do not.
+of a process that has died, or that has been silent for a while, are free again. The file is opened
+for each transaction. SQLite's journal makes a transaction atomic, even under kill -9. Its locks
+need a file system that supports them, which some network drives do not.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from onelayer.lab.claim import Parameters, Result, Settings, Size, Status
 
@@ -54,7 +51,7 @@ CREATE TABLE runs (
 
 
 def key_of(claim: str, parameters: Parameters, code: str) -> str:
-    """Return the key of a cell, a digest of what it computes.
+    """Return the key of a cell, a digest of its claim, parameters and version of the code.
 
     >>> key_of("noise", {"dim": 8, "seed": 0}, "1") == key_of("noise", {"seed": 0, "dim": 8}, "1")
     True
@@ -86,8 +83,7 @@ class Store:
         with self._writing() as file:
             row = file.execute("SELECT status FROM cells WHERE key = ?", [key]).fetchone()
             if row is not None:
-                finished: Status = row[0]
-                return finished
+                return cast(Status, row[0])
             row = file.execute("SELECT owner, heard FROM taken WHERE key = ?", [key]).fetchone()
             if row is not None and row[0] != _owner() and _alive(*row):
                 return "theirs"
@@ -109,8 +105,7 @@ class Store:
         """Keep a finished cell, unless its key has a record already."""
         row = asdict(result)
         row |= {name: json.dumps(row[name], allow_nan=False) for name in _JSON}
-        columns = ", ".join(row)
-        places = ", ".join(f":{name}" for name in row)
+        columns, places = ", ".join(row), ", ".join(f":{name}" for name in row)
         with self._writing() as file:
             file.execute(f"INSERT OR IGNORE INTO cells ({columns}) VALUES ({places})", row)
             file.execute("DELETE FROM taken WHERE key = ?", [result.key])

@@ -41,21 +41,17 @@ def show(value: Any, digits: int = 4) -> str:
     if isinstance(value, float):
         return f"{value:.{digits}g}"
     if isinstance(value, list | tuple):
-        return _show_list(value)
+        if any(isinstance(inner, list | tuple) for inner in value):
+            shape = []
+            while isinstance(value, list | tuple) and value:
+                shape.append(str(len(value)))
+                value = value[0]
+            return f"{' × '.join(shape)} values"
+        if len(value) <= _SHORT:
+            return f"[{', '.join(map(show, value))}]"
+        first = ", ".join(map(show, value[:3]))
+        return f"[{first}, …, {show(value[-1])}] ({len(value)} values)"
     return "none" if value is None else str(value)
-
-
-def _show_list(values: Sequence[Any]) -> str:
-    if any(isinstance(value, list | tuple) for value in values):
-        shape, inner = [], values
-        while isinstance(inner, list | tuple) and inner:
-            shape.append(str(len(inner)))
-            inner = inner[0]
-        return f"{' × '.join(shape)} values"
-    if len(values) <= _SHORT:
-        return f"[{', '.join(map(show, values))}]"
-    first = ", ".join(map(show, values[:3]))
-    return f"[{first}, …, {show(values[-1])}] ({len(values)} values)"
 
 
 def spread(values: Sequence[Any]) -> str:

@@ -26,7 +26,7 @@ from onelayer.lab.outcomes import Entry
 from onelayer.lab.values import counted, encodable, seconds, show, spread
 
 if TYPE_CHECKING:
-    from jinja2 import Environment, Template
+    from jinja2 import Template
 
 TITLE = "What one attention layer can learn, and how it is learned"
 _REFERENCES = {
@@ -54,7 +54,11 @@ def page(entries: Sequence[Entry], about: Mapping[str, str]) -> str:
     style, script = (
         files(__name__).joinpath(name).read_text("utf-8") for name in ("style.css", "script.js")
     )
-    anchors = _anchors(entries)
+    anchors: list[str] = []
+    for entry in entries:
+        name = "claim-" + re.sub(r"[^a-z0-9]+", "-", entry.claim.name.lower())
+        options = (name if number == 1 else f"{name}-{number}" for number in count(1))
+        anchors.append(next(option for option in options if option not in anchors))
     text = _template("page.html.j2").render(
         title=TITLE,
         style=Markup(style),
@@ -72,7 +76,7 @@ def markdown(entries: Iterable[Entry]) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def _template(name: str) -> Template:
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
     environment = Environment(
@@ -83,19 +87,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {
-        "digest": _digest,
-        "typeset": typeset,
-        "plain_markdown": _plain_markdown,
-        "seconds": seconds,
-        "assigned": _assigned,
-    }
+    filters = {"digest": _digest, "plain_markdown": _plain_markdown, "assigned": _assigned}
+    environment.filters |= {"typeset": typeset, "seconds": seconds, **filters}
     environment.globals |= {"OUTCOMES": _OUTCOMES, "counted": counted}
-    return environment
-
-
-def _template(name: str) -> Template:
-    return _environment().get_template(name)
+    return environment.get_template(name)
 
 
 def typeset(text: str) -> Markup:
@@ -121,16 +116,6 @@ def _digest(content: str) -> str:
     """Digest of a style sheet or a script, as a content security policy names it."""
     digest = hashlib.sha256(content.encode("utf-8")).digest()
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
-
-
-def _anchors(entries: Sequence[Entry]) -> list[str]:
-    """The id of every entry's section, from the name of the claim."""
-    anchors: list[str] = []
-    for entry in entries:
-        name = "claim-" + re.sub(r"[^a-z0-9]+", "-", entry.claim.name.lower())
-        options = (name if number == 1 else f"{name}-{number}" for number in count(1))
-        anchors.append(next(option for option in options if option not in anchors))
-    return anchors
 
 
 # One section a claim
@@ -190,43 +175,27 @@ def _numbers(cells: Sequence[Result]) -> dict[str, Any] | None:
     ]
     most = max(map(len, groups.values()))
     caption = f"Median (least – largest) over {most} seeds" if most > 1 else "One seed each"
-    return {
-        "caption": caption,
-        "heads": [*varying, *names],
-        "rows": rows,
-        "open": len(rows) <= _FEW_ROWS,
-    }
+    heads, is_open = [*varying, *names], len(rows) <= _FEW_ROWS
+    return {"caption": caption, "heads": heads, "rows": rows, "open": is_open}
 
 
 def _cells(cells: Sequence[Result], varying: Sequence[str]) -> dict[str, Any]:
     """A row for every cell, and the errors of those that failed."""
     names = _names(cell.measured for cell in cells)
-    rows = [
-        [
-            *(_value(cell.parameters, name) for name in varying),
-            cell.status,
-            *(_value(cell.measured, name) for name in names),
-            "" if cell.status == "not run" else f"{cell.seconds:.2f}",
-        ]
-        for cell in cells
-    ]
-    errors = [
-        ({name: v for name, v in cell.parameters.items() if name in varying}, cell.error)
-        for cell in cells
-        if cell.status == "failed"
-    ]
+    rows, errors = [], []
+    for cell in cells:
+        parameters = [_value(cell.parameters, name) for name in varying]
+        measured = [_value(cell.measured, name) for name in names]
+        time = "" if cell.status == "not run" else f"{cell.seconds:.2f}"
+        rows.append([*parameters, cell.status, *measured, time])
+        if cell.status == "failed":
+            which = {name: v for name, v in cell.parameters.items() if name in varying}
+            errors.append((which, cell.error))
     found = Counter(cell.status for cell in cells)
     others = [f"{found[status]} {status}" for status in ("failed", "not run") if found[status]]
     title = ", ".join([counted(len(rows), "cell"), *others])
-    return {
-        "title": title,
-        "heads": [*varying, "status", *names, "seconds"],
-        "rows": rows,
-        "errors": errors,
-    }
-
-
-# Names and values
+    heads = [*varying, "status", *names, "seconds"]
+    return {"title": title, "heads": heads, "rows": rows, "errors": errors}
 
 
 def _assigned(values: Mapping[str, Any]) -> str:
@@ -234,12 +203,10 @@ def _assigned(values: Mapping[str, Any]) -> str:
 
 
 def _value(values: Mapping[str, Any], name: str) -> str:
-    """A value as text, empty if there is none."""
     return show(values[name]) if name in values else ""
 
 
 def _names(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
-    """All names that occur, in order of appearance."""
     return list(dict.fromkeys(name for mapping in mappings for name in mapping))
 
 

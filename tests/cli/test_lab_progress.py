@@ -2,14 +2,14 @@ import io
 
 from rich.console import Console
 
-from onelayer.cli.progress import live
+from onelayer.cli.lab import live_progress
 from onelayer.lab.run import Tally
 
 
 def shown(terminal, *progress, total=40):
     text = io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=120, color_system=None)
-    with live(console, total) as listener:
+    with live_progress(console, total) as listener:
         for step in progress:
             listener(step)
     return text.getvalue()
