@@ -35,7 +35,7 @@ def test_parts_spread_as_the_whole(data):
     values = [rng.standard_normal((n, 2)) + 5.0 for n in lengths]
     weights = [rng.uniform(0, 2, n) * data.draw(st.sampled_from([0, 1])) for n in lengths]
     weights[-1] = weights[-1] + 0.1
-    found = reduce(operator.add, map(scores.scatter, values, weights))
+    found = reduce(operator.add, map(scores.spread, values, weights))
     every, weight = np.concatenate(values), np.concatenate(weights)
     mean = np.average(every, axis=0, weights=weight)
     np.testing.assert_allclose(found.mean, mean, rtol=1e-12)
@@ -47,7 +47,7 @@ def test_parts_spread_as_the_whole(data):
 
 def test_one_part_spreads_to_the_bit_as_in_numpy():
     values = np.random.default_rng(1).standard_normal((1000, 3)) + 7.0
-    found = scores.scatter(values, np.ones(1000))
+    found = scores.spread(values, np.ones(1000))
     np.testing.assert_array_equal(found.mean, values.mean(axis=0))
     np.testing.assert_array_equal(found.variance, values.var(axis=0))
 

@@ -103,9 +103,10 @@ def draw(
     for None, and those that positions add. The other entries are zero, so that the heads are those
     of tokens without these coordinates.
     """
-    streams = rng.spawn(depth)
-    used = positions.used(varying)
-    layers = [_draw_heads(heads, bias, positions, used, stream) for stream in streams]
+    streams, used = rng.spawn(depth), positions.used(varying)
+    centre = bias_matrix(bias, positions)
+    noise = [masked_normal(stream, np.ones(heads, bool), used, used) / 2 for stream in streams]
+    layers = [dense.side_by_side(centre + one) for one in noise]
     hidden = [
         HiddenLayer(matrices, masked_normal(stream, np.tile(used, heads), used[:-1]))
         for matrices, stream in zip(layers[1:], streams[1:], strict=True)
@@ -141,19 +142,6 @@ def masked_normal(rng: np.random.Generator, *used: NumpyArray) -> NumpyArray:
     found = np.zeros(tuple(axis.size for axis in used))
     found[np.ix_(*used)] = drawn
     return found
-
-
-def _draw_heads(
-    heads: int,
-    bias: Array | float,
-    positions: PositionalEncoding,
-    used: NumpyArray,
-    rng: np.random.Generator,
-) -> NumpyArray:
-    centre = bias_matrix(bias, positions)
-    noise = masked_normal(rng, np.ones(heads, bool), used, used) / 2
-    packed: NumpyArray = dense.side_by_side(centre + noise)
-    return packed
 
 
 def _extended(tokens: Array, mask: Array | None, heads: int) -> AttentionInputs:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -28,16 +28,12 @@ from onelayer.features.solvers.solution import RidgeSolution
 
 
 class SetEstimator(BaseEstimator):
-    """An estimator that reads sets of tokens.
-
-    After a fit `_standard` is the standardization of tokens, or None.
-    """
+    """An estimator that reads sets of tokens; `_standard` is their standardization, or None."""
 
     _to_numpy = False  # whether tensors are converted
     _labels = False  # whether y are labels of classes
 
     def _rules(self, name: str) -> SetRules:
-        """What examples must have."""
         return queries.rules(self.query, name)
 
     def _given(
@@ -129,8 +125,8 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator):
         self._forget()
         problem = ridge_problem(self, X, y, mask, sample_weight)
         self._model, (found,) = solve(self, problem, [len(problem)], "fit")
-        coefficients, sets = found.coefficients, problem.sets
-        validation.check_no_overflow(coefficients, "features", sets, problem.largest)
+        coefficients = found.coefficients
+        validation.check_no_overflow(coefficients, "features", problem.sets, problem.largest)
         self._flat = problem.flat
         self.alpha_ = float(found.alphas[0]) if problem.flat else found.alphas
         self.intercept_ = float(found.intercept[0]) if problem.flat else found.intercept
@@ -146,8 +142,7 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator):
         """What was fitted, as a function of sets."""
         coefficients = self._kept()  # raises if the estimator is not fitted
         intercept = self.intercept_
-        if self._flat:
-            intercept = intercept * backend.ones((1,), coefficients)
+        intercept = intercept * backend.ones((1,), coefficients) if self._flat else intercept
         classes = self.classes_ if self._labels else None
         return Predictor(self._model, coefficients, intercept, self._flat, self.device, classes)
 
@@ -159,13 +154,6 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator):
         given = self._given(X, mask, y, sample_weight)
         validation.check_same_place(self, "score", given.form, predictor.coefficients)
         return metric(given, predictor, self._standard)
-
-
-class Fit(NamedTuple):
-    """A model, and its solutions for every sample size."""
-
-    model: RidgeModel
-    solutions: list[RidgeSolution]
 
 
 def ridge_problem(
@@ -185,7 +173,14 @@ def ridge_problem(
     given = estimator._given(X, mask, y, sample_weight, reset=True)
     seen = estimator._learn(given, first)
     if estimator._labels:
-        estimator.classes_ = validation.several_classes(seen.labels, given.form)
+        if len(seen.labels) < 2:
+            raise ValueError(
+                f"y has one class, {seen.labels.tolist()[0]!r}, "
+                "expected a number of classes greater than one"
+            )
+        numeric = np.issubdtype(seen.labels.dtype, np.number)  # other labels stay in numpy
+        sample = given.form.sample
+        estimator.classes_ = backend.as_device(seen.labels, sample) if numeric else seen.labels
     rows, flat = given.rows(seen, estimator._standard), seen.target_shape == ()
     return RidgeProblem(rows, flat, alpha, fit_intercept, estimator.device)
 
@@ -198,10 +193,11 @@ def examples_to_test(estimator: RidgeEstimator, X: Any, y: Any, mask: Any, name:
 
 
 @with_callbacks
-def solve(estimator: RidgeEstimator, problem: RidgeProblem, sizes: list[int], task: str) -> Fit:
-    """Fit the first examples of every sample size."""
-    problem = problem.first(sizes[-1])
-    problem = problem.here() if estimator._all_in_memory else problem
+def solve(
+    estimator: RidgeEstimator, problem: RidgeProblem, sizes: list[int], task: str
+) -> tuple[RidgeModel, list[RidgeSolution]]:
+    """Draw the model, and fit it to the first examples of every sample size."""
+    problem = problem.first(sizes[-1], in_memory=estimator._all_in_memory)
     model = estimator._draw(problem.sets)
     with progress.reporting(estimator, task) as track:
-        return Fit(model, model.solve(problem, sizes, track))
+        return model, model.solve(problem, sizes, track)

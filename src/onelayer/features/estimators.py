@@ -26,12 +26,7 @@ from onelayer.features import (
 )
 from onelayer.features.base import RidgeEstimator, SetEstimator
 from onelayer.features.kernels.functions import attention_kernel_for
-from onelayer.features.models import (
-    FeatureModel,
-    FeatureTransformer,
-    KernelModel,
-    RidgeModel,
-)
+from onelayer.features.models import FeatureModel, FeatureTransformer, KernelModel, RidgeModel
 from onelayer.features.positions import PositionalEncoding
 
 # Estimators are dataclasses of their parameters: scikit-learn reads them from `__init__`.

@@ -42,7 +42,10 @@ class CheckedChunk(NamedTuple):
     @property
     def scale(self) -> Array | None:
         """The root of the weights: rows times it turn weighted least squares into plain ones."""
-        return None if self.weights is None else validation.row_scale(self.weights, self.sets)
+        if self.weights is None:
+            return None
+        xp = backend.namespace(self.weights)
+        return xp.astype(xp.sqrt(self.weights), self.sets.sample.dtype, copy=False)
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,7 @@ class ChunkReader:
     weight: float | None = None  # of every example
 
     @property
-    def names(self) -> tuple[str, str, str, str]:
-        """The names of X, mask, y and weights in messages."""
+    def names(self) -> tuple[str, str, str, str]:  # in messages
         return self.rules.name, "mask", self.rules.name.replace("X", "y"), "sample_weight"
 
     def sets(self, chunk: Chunk) -> Sets:
@@ -71,23 +73,13 @@ class ChunkReader:
         """All of a chunk, checked."""
         *_, y, weights = chunk.arrays
         sets = self.sets(chunk)
-        if weights is None:
-            weights = self.weight
+        weights = self.weight if weights is None else weights
         if weights is not None:
             weights = validation.as_weights(weights, sets)
         if y is not None:
             as_targets = validation.as_labels if self.labels else validation.as_targets
             y = as_targets(y, sets, self.names[2])
         return CheckedChunk(chunk.start, sets, y, weights)
-
-    def check_length(self, chunk: Chunk, expected: int) -> None:
-        """Refuse chunks of another length than announced, as those of a Dask array may have."""
-        for name, array in zip(self.names, chunk.arrays, strict=True):
-            if array is not None and array.shape[0] != expected:
-                raise ValueError(
-                    f"{name} has a chunk of {array.shape[0]} rows at example {chunk.start}, "
-                    f"expected {expected} as it says itself"
-                )
 
 
 class Summary(NamedTuple):
@@ -200,9 +192,14 @@ def valid(checked: CheckedChunk | Exception) -> CheckedChunk:
 
 
 def _read(chunk: Chunk, reader: ChunkReader, length: int | None) -> CheckedChunk | Exception:
+    for name, array in zip(reader.names, chunk.arrays, strict=True):
+        # A Dask array may have chunks of another length than announced.
+        if not (length is None or array is None or array.shape[0] == length):
+            return ValueError(
+                f"{name} has a chunk of {array.shape[0]} rows at example {chunk.start}, "
+                f"expected {length} as it says itself"
+            )
     try:
-        if length is not None:
-            reader.check_length(chunk, length)
         return reader.read(chunk)
     except (TypeError, ValueError) as error:
         return error
@@ -238,14 +235,13 @@ def _merge(one: Summary, other: Summary) -> Summary:
 
 
 def _rows(
-    checked: CheckedChunk | Exception,
-    standard: Standardization | None,
-    classes: NumpyArray | None,
+    checked: CheckedChunk | Exception, standard: Standardization | None, classes: NumpyArray | None
 ) -> Chunk:
     start, sets, targets, _ = chunk = valid(checked)
-    if classes is not None:
-        index = np.searchsorted(classes, np.asarray(targets))
-        targets = validation.one_hot(index, len(classes), sets)
+    if classes is not None:  # +1 for the class of an example, -1 for others; one column for two
+        hot = 2.0 * np.eye(len(classes))[np.searchsorted(classes, np.asarray(targets))] - 1.0
+        hot = hot[:, 1] if len(classes) == 2 else hot
+        targets = backend.like(hot, backend.double(sets.sample))
     scale = chunk.scale
     columns = validation.columns(targets, scale)
     return Chunk(start, (replace(sets, standard=standard), columns, scale))

@@ -13,11 +13,11 @@ from sklearn.base import clone
 from onelayer.array import backend, checks
 from onelayer.array.backend import NumpyArray
 from onelayer.data.chunks import Chunk
-from onelayer.data.sources import Source
 from onelayer.features import base, scores, validation
-from onelayer.features.base import Fit
 from onelayer.features.estimators import Regressor
-from onelayer.features.scores import Scatter
+from onelayer.features.models import RidgeModel
+from onelayer.features.scores import TargetSpread
+from onelayer.features.solvers.solution import RidgeSolution
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,16 @@ class LearningCurve:
         array([31.622777])
         """
         level = checks.positive_number(error, "error")
-        return np.array([_crossing(self.sizes, column, level) for column in self.test_error.T])
+        sizes, needed = self.sizes, np.full(self.test_error.shape[1], np.inf)
+        for target, errors in enumerate(self.test_error.T):
+            below = np.flatnonzero(errors <= level)
+            if below.size > 0:
+                i = below[0]
+                needed[target] = sizes[i]
+                if i > 0 and errors[i] > 0:
+                    steepness = np.log(errors[i - 1] / level) / np.log(errors[i - 1] / errors[i])
+                    needed[target] = sizes[i - 1] * (sizes[i] / sizes[i - 1]) ** steepness
+        return needed
 
 
 def learning_curve(
@@ -114,54 +123,41 @@ def learning_curve(
     model = clone(estimator)
     checked = validation.as_sizes(sizes)
     problem = base.ridge_problem(model, X, y, mask, first=checked[-1])
-    validation.check_enough(checked, problem)
+    if checked[-1] > len(problem):
+        raise ValueError(
+            f"sizes go up to {checked[-1]}, expected at most {len(problem)}, the examples of X"
+        )
     test = base.examples_to_test(model, X_test, y_test, mask_test, "X_test")
-    scatter = _checked_scatter(test, problem.targets)
-    fit = base.solve(model, problem, checked, "learning curve")
-    squares = test.chunks.map(_squared_errors, fit, problem.device).reduce(operator.add)
-    alphas = np.stack([one.alphas for one in fit.solutions])
-    return LearningCurve(np.array(checked), squares / len(test) / scatter.variance, alphas)
-
-
-def _checked_scatter(test: Source, count: int) -> Scatter:
-    """The scatter of `count` test targets, none of which may be constant."""
-    targets = test.samples[1].shape[1]
-    if targets != count:
-        raise ValueError(f"y_test has {targets} targets, expected {count} as y has")
-    found = test.chunks.map(_scatter).reduce(operator.add)
-    constant = (found.most == found.least) | (found.squares == 0)  # either may underflow
+    targets, expected = test.samples[1].shape[1], problem.examples.samples[1].shape[1]
+    if targets != expected:
+        raise ValueError(f"y_test has {targets} targets, expected {expected} as y has")
+    spread = test.chunks.map(_spread).reduce(operator.add)
+    constant = (spread.most == spread.least) | (spread.squares == 0)  # either may underflow
     if constant.any():
         raise ValueError(
             f"y_test is constant in target {int(np.argmax(constant))}, expected targets that vary: "
             "errors are relative to their variance"
         )
-    return found
+    fitted, solutions = base.solve(model, problem, checked, "learning curve")
+    errors = test.chunks.map(_squared_errors, fitted, solutions, problem.device)
+    test_error = errors.reduce(operator.add) / len(test) / spread.variance
+    alphas = np.stack([one.alphas for one in solutions])
+    return LearningCurve(np.array(checked), test_error, alphas)
 
 
-def _scatter(chunk: Chunk) -> Scatter:
-    return scores.scatter(backend.to_numpy(chunk.arrays[1]), np.ones(len(chunk)))
+def _spread(chunk: Chunk) -> TargetSpread:
+    return scores.spread(backend.to_numpy(chunk.arrays[1]), np.ones(len(chunk)))
 
 
-def _squared_errors(chunk: Chunk, fit: Fit, device: str | None) -> NumpyArray:
+def _squared_errors(
+    chunk: Chunk, model: RidgeModel, solutions: list[RidgeSolution], device: str | None
+) -> NumpyArray:
     """The sums of squared errors over the test examples of a chunk, (sizes, targets)."""
     sets, targets, _ = chunk.arrays
-    coefficients = [one.coefficients for one in fit.solutions]
-    predictions = fit.model.predict(sets, coefficients, device)
+    predictions = model.predict(sets, [one.coefficients for one in solutions], device)
     truth = backend.to_numpy(targets)
     squares = []
-    for one, linear in zip(fit.solutions, predictions, strict=True):
+    for one, linear in zip(solutions, predictions, strict=True):
         wanted = truth - backend.to_numpy(one.intercept)
         squares.append(np.sum((backend.to_numpy(linear) - wanted) ** 2, axis=0))
     return np.stack(squares)
-
-
-def _crossing(sizes: NumpyArray, errors: NumpyArray, level: float) -> float:
-    """Where the piecewise linear curve of log error against log size first reaches the level."""
-    below = np.flatnonzero(errors <= level)
-    if below.size == 0:
-        return float("inf")
-    i = below[0]
-    if i == 0 or errors[i] <= 0:
-        return float(sizes[i])
-    steepness = np.log(errors[i - 1] / level) / np.log(errors[i - 1] / errors[i])
-    return float(sizes[i - 1] * (sizes[i] / sizes[i - 1]) ** steepness)

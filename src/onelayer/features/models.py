@@ -8,7 +8,6 @@ arrays of the kind and on the device of the examples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -29,12 +28,10 @@ from onelayer.features.solvers.solution import Alpha, RidgeSolution
 
 @dataclass(frozen=True, eq=False)
 class RidgeProblem:
-    """Checked examples and parameters of a fit.
+    """Checked examples and parameters of a fit."""
 
-    A chunk has sets, targets (n, t) in float64 and the scale (n,) of rows, or None. Targets are
-    multiplied by the scale already.
-    """
-
+    # Chunks have sets, targets (n, t) in float64, multiplied by the scale of rows already, and
+    # that scale (n,) or None.
     examples: Source
     flat: bool  # whether y had one axis
     alpha: Alpha
@@ -51,18 +48,11 @@ class RidgeProblem:
         sets: Sets = chunks.collect()[0].arrays[0] if chunks.in_memory else self.examples.samples[0]
         return sets
 
-    @property
-    def targets(self) -> int:
-        """The number of targets."""
-        return int(self.examples.samples[1].shape[1])
-
-    def first(self, count: int) -> RidgeProblem:
-        """The same for the first examples."""
-        return replace(self, examples=self.examples.between(0, count))
-
-    def here(self) -> RidgeProblem:
-        """The same with all examples in memory."""
-        return replace(self, examples=sources.in_memory(*design.collect(self.examples)))
+    def first(self, count: int, in_memory: bool) -> RidgeProblem:
+        """The same for the first examples, collected in memory if asked for."""
+        part = self.examples.between(0, count)
+        part = sources.in_memory(*design.collect(part)) if in_memory else part
+        return replace(self, examples=part)
 
     def largest(self) -> float:
         """The largest absolute value of a coordinate of a token."""
@@ -78,35 +68,28 @@ class RidgeModel(Protocol):
     """A model that estimators and learning curves fit."""
 
     def solve(
-        self, problem: RidgeProblem, sizes: Sequence[int], track: Track
+        self, problem: RidgeProblem, sizes: list[int], track: Track
     ) -> list[RidgeSolution]: ...
 
-    def predict(
-        self, sets: Sets, coefficients: Sequence[Array], device: str | None
-    ) -> list[Array]: ...
+    def predict(self, sets: Sets, coefficients: list[Array], device: str | None) -> list[Array]: ...
 
 
 @dataclass(frozen=True)
 class FeatureModel:
-    """Ridge regression on the features of a map; coefficients are weights (features, t).
-
-    Predictions are Φ v, without the intercept.
-    """
+    """Ridge regression on the features of a map; coefficients are weights (features, t)."""
 
     features: FeatureMap
 
-    def solve(
-        self, problem: RidgeProblem, sizes: Sequence[int], track: Track
-    ) -> list[RidgeSolution]:
+    def solve(self, problem: RidgeProblem, sizes: list[int], track: Track) -> list[RidgeSolution]:
         kind = problem.sets.sample
         phi = Design(self.features, problem.examples, backend.place(kind, problem.device))
         found = ridge.solve_features(phi, problem.alpha, sizes, track, problem.fit_intercept)
         return [one.as_device(kind) for one in found]
 
-    def predict(self, sets: Sets, coefficients: Sequence[Array], device: str | None) -> list[Array]:
+    def predict(self, sets: Sets, coefficients: list[Array], device: str | None) -> list[Array]:
         xp = backend.namespace(coefficients[0])
         panels = Panels(self.features, sets, sample=backend.place(sets.sample, device))
-        together = panels.product(xp.concat(list(coefficients), axis=1))
+        together = panels.product(xp.concat(coefficients, axis=1))
         together = backend.as_device(together, sets.sample)
         count = coefficients[0].shape[1]
         return [together[:, i * count : (i + 1) * count] for i in range(len(coefficients))]
@@ -119,9 +102,7 @@ class KernelModel:
     sets: Sets  # the examples of the fit, in memory
     kernel: Kernel
 
-    def solve(
-        self, problem: RidgeProblem, sizes: Sequence[int], track: Track
-    ) -> list[RidgeSolution]:
+    def solve(self, problem: RidgeProblem, sizes: list[int], track: Track) -> list[RidgeSolution]:
         sets, targets, scale = design.collect(problem.examples)
         matrix = kernels.matrix(self.kernel, sets.placed(problem.device), None, track)
         targets = backend.as_device(targets, matrix)
@@ -132,10 +113,11 @@ class KernelModel:
         border = ones if problem.fit_intercept else None
         found = ridge.solve_kernel(matrix, targets, problem.alpha, sizes, border)
         if scale is not None:
-            found = [one.scaled(ones) for one in found]
+            duals = [one.coefficients * ones[: len(one.coefficients), None] for one in found]
+            found = [one._replace(coefficients=c) for one, c in zip(found, duals, strict=True)]
         return [one.as_device(sets.sample) for one in found]
 
-    def predict(self, sets: Sets, coefficients: Sequence[Array], device: str | None) -> list[Array]:
+    def predict(self, sets: Sets, coefficients: list[Array], device: str | None) -> list[Array]:
         examples, like = self.sets.placed(device), sets.sample
 
         def block(part: slice) -> list[Array]:
@@ -166,7 +148,12 @@ class Predictor:
         predictions = backend.like(backend.double(linear) + constant, linear)  # rounded once
         validation.check_no_overflow(predictions, "predictions", sets)
         found = predictions[:, 0] if self.flat else predictions
-        return found if self.classes is None else _labels(found, self.classes)
+        if self.classes is None:
+            return found
+        xp, classes = backend.namespace(found), self.classes
+        positive = xp.astype(found > 0, xp.int64)
+        index = positive if self.flat else xp.argmax(found, axis=1)
+        return backend.namespace(classes).take(classes, backend.as_device(index, classes), axis=0)
 
 
 @dataclass(frozen=True)
@@ -187,11 +174,3 @@ class FeatureTransformer:
                 features[part, :] = backend.as_device(panels.by_rows(part), kind)
         validation.check_no_overflow(features, "features", sets)
         return features
-
-
-def _labels(scores: Array, classes: Array) -> Array:
-    """The class of the highest score."""
-    xp = backend.namespace(scores)
-    positive = xp.astype(scores > 0, xp.int64)
-    index = positive if scores.ndim == 1 else xp.argmax(scores, axis=1)
-    return backend.namespace(classes).take(classes, backend.as_device(index, classes), axis=0)

@@ -74,17 +74,12 @@ class PositionalEncoding:
     def _table(self, count: int) -> NumpyArray:
         """Encodings of positions 0 .. count - 1, which do not depend on the count."""
         table: NumpyArray
-        if self.kind == "sinusoidal":
-            table = _waves(count, self.dim)
+        if self.kind == "sinusoidal":  # sines in the even and cosines in the odd coordinates
+            pairs = -(-self.dim // 2)
+            angles = np.arange(count)[:, None] / 10_000.0 ** (np.arange(pairs) / pairs)
+            waves = np.stack([np.sin(angles), np.cos(angles)], axis=2)
+            table = waves.reshape(count, 2 * pairs)[:, : self.dim]
         else:
             table = np.random.default_rng(self.seed).standard_normal((count, self.dim))
         table /= np.linalg.norm(table, axis=1, keepdims=True)
         return table
-
-
-def _waves(count: int, dim: int) -> NumpyArray:
-    """Sines in the even and cosines in the odd coordinates, (count, dim)."""
-    pairs = -(-dim // 2)
-    angles = np.arange(count)[:, None] / 10_000.0 ** (np.arange(pairs) / pairs)
-    waves = np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(count, 2 * pairs)
-    return waves[:, :dim]

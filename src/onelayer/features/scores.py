@@ -22,8 +22,8 @@ from onelayer.features.examples import CheckedChunk, GivenExamples, OfSets, vali
 
 
 @dataclass(frozen=True)
-class Scatter:
-    """The weighted mean of rows of numbers and the squares about it, for every column (t,)."""
+class TargetSpread:
+    """The weighted mean of rows of targets and the squares about it, for every target (t,)."""
 
     weight: float
     mean: NumpyArray
@@ -35,11 +35,11 @@ class Scatter:
     def variance(self) -> NumpyArray:
         return self.squares / self.weight
 
-    def __add__(self, other: Scatter) -> Scatter:
+    def __add__(self, other: TargetSpread) -> TargetSpread:
         weight = self.weight + other.weight
         share = other.weight / weight if weight > 0 else 0.0
         apart = other.mean - self.mean
-        return Scatter(
+        return TargetSpread(
             weight,
             self.mean + share * apart,
             self.squares + other.squares + self.weight * share * apart**2,
@@ -48,29 +48,29 @@ class Scatter:
         )
 
 
-def scatter(values: NumpyArray, weights: NumpyArray) -> Scatter:
-    """Of rows of values (n, t) with weights (n,).
+def spread(values: NumpyArray, weights: NumpyArray) -> TargetSpread:
+    """The spread of rows of values (n, t) with weights (n,).
 
     >>> two, one = np.array([[1.0], [3.0]]), np.array([[8.0]])
-    >>> both = scatter(two, np.ones(2)) + scatter(one, np.ones(1))
+    >>> both = spread(two, np.ones(2)) + spread(one, np.ones(1))
     >>> both.mean, both.variance.round(6)
     (array([4.]), array([8.666667]))
     """
     weight = float(np.sum(weights))
     mean = np.sum(weights[:, None] * values, axis=0) / (weight if weight > 0 else 1.0)
     squares = np.sum(weights[:, None] * (values - mean) ** 2, axis=0)
-    return Scatter(weight, mean, squares, values.min(axis=0), values.max(axis=0))
+    return TargetSpread(weight, mean, squares, values.min(axis=0), values.max(axis=0))
 
 
 def r_squared(given: GivenExamples, predict: OfSets, standard: Standardization | None) -> float:
     """The coefficient of determination, the mean over all targets, as scikit-learn's `r2_score`."""
-    found = given.checked.map(_errors, predict, standard).reduce(operator.add)
+    found, unexplained = given.checked.map(_errors, predict, standard).reduce(_merge)
     if len(given.source) < 2:
         message = "R^2 score is not well-defined with less than two samples."
         warnings.warn(message, UndefinedMetricWarning, stacklevel=3)
         return float("nan")
-    validation.check_some_weight(found.scatter.weight)
-    unexplained, total = found.squares, found.scatter.squares
+    validation.check_some_weight(found.weight)
+    total = found.squares
     constant = np.where(unexplained > 0, 0.0, 1.0)  # for targets that do not vary
     explained = 1.0 - unexplained / np.where(total > 0, total, 1.0)
     return float(np.mean(np.where(total > 0, explained, constant)))
@@ -83,47 +83,40 @@ def accuracy(given: GivenExamples, predict: OfSets, standard: Standardization | 
     return float(right / weight)
 
 
-@dataclass(frozen=True)
-class _TargetErrors:
-    """The scatter of targets, and weighted squares (t,) of the errors of their predictions."""
-
-    scatter: Scatter
-    squares: NumpyArray
-
-    def __add__(self, other: _TargetErrors) -> _TargetErrors:
-        return _TargetErrors(self.scatter + other.scatter, self.squares + other.squares)
-
-
 def _errors(
     checked: CheckedChunk | Exception, predict: OfSets, standard: Standardization | None
-) -> _TargetErrors:
-    chunk = valid(checked)
+) -> tuple[TargetSpread, NumpyArray]:
+    """The spread of targets, and weighted squares (t,) of the errors of their predictions."""
+    chunk, predicted, weights = _predicted(checked, predict, standard)
     targets = backend.to_numpy(validation.columns(chunk.targets, None))
-    predicted = _predicted(chunk, predict, standard).reshape(len(chunk.sets), -1)
+    predicted = predicted.reshape(len(targets), -1)
     if predicted.shape != targets.shape:
         raise ValueError(
             f"y has {targets.shape[1]} targets, expected {predicted.shape[1]} as at fit"
         )
-    weights = _weights(chunk)
     squares = np.sum(weights[:, None] * (targets - predicted) ** 2, axis=0)
-    return _TargetErrors(scatter(targets, weights), squares)
+    return spread(targets, weights), squares
+
+
+def _merge(
+    one: tuple[TargetSpread, NumpyArray], other: tuple[TargetSpread, NumpyArray]
+) -> tuple[TargetSpread, NumpyArray]:
+    return one[0] + other[0], one[1] + other[1]
 
 
 def _rights(
     checked: CheckedChunk | Exception, predict: OfSets, standard: Standardization | None
 ) -> NumpyArray:
     """The weight of the examples whose labels are right, and that of all."""
-    chunk = valid(checked)
-    right = chunk.targets == _predicted(chunk, predict, standard)
-    weights = _weights(chunk)
-    return np.array([np.sum(weights * right), np.sum(weights)])
+    chunk, predicted, weights = _predicted(checked, predict, standard)
+    return np.array([np.sum(weights * (chunk.targets == predicted)), np.sum(weights)])
 
 
 def _predicted(
-    chunk: CheckedChunk, predict: OfSets, standard: Standardization | None
-) -> NumpyArray:
-    return backend.to_numpy(predict(replace(chunk.sets, standard=standard)))
-
-
-def _weights(chunk: CheckedChunk) -> NumpyArray:
-    return np.ones(len(chunk.sets)) if chunk.weights is None else backend.to_numpy(chunk.weights)
+    checked: CheckedChunk | Exception, predict: OfSets, standard: Standardization | None
+) -> tuple[CheckedChunk, NumpyArray, NumpyArray]:
+    """A chunk, its predictions and its weights (n,)."""
+    chunk = valid(checked)
+    found = backend.to_numpy(predict(replace(chunk.sets, standard=standard)))
+    own = np.ones(len(chunk.sets)) if chunk.weights is None else backend.to_numpy(chunk.weights)
+    return chunk, found, own

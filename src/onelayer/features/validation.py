@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -104,24 +104,6 @@ def as_labels(y: Any, examples: Sets, name: str = "y") -> NumpyArray:
     return labels
 
 
-def several_classes(classes: NumpyArray, examples: Sets) -> Array:
-    """At least two classes; numbers are moved to the namespace of X, others stay in numpy."""
-    if len(classes) < 2:
-        raise ValueError(
-            f"y has one class, {classes.tolist()[0]!r}, "
-            "expected a number of classes greater than one"
-        )
-    if not np.issubdtype(classes.dtype, np.number):
-        return classes
-    return backend.as_device(classes, examples.sample)
-
-
-def one_hot(index: NumpyArray, count: int, examples: Sets) -> Array:
-    """+1 for the class of an example and -1 for others, (n, count), or (n,) for two classes."""
-    hot = 2.0 * np.eye(count)[index] - 1.0
-    return backend.like(hot[:, 1] if count == 2 else hot, backend.double(examples.sample))
-
-
 def refuse_none(y: Any, name: str) -> None:
     """Refuse missing targets, with the message of scikit-learn."""
     if y is None:
@@ -175,12 +157,6 @@ def check_some_weight(largest: float) -> None:
         raise ValueError("sample_weight is zero throughout, expected a positive weight")
 
 
-def row_scale(weights: Array, examples: Sets) -> Array:
-    """The root of the weights (n,), in the dtype of the examples."""
-    xp = backend.namespace(weights)
-    return xp.astype(xp.sqrt(weights), examples.sample.dtype, copy=False)
-
-
 def as_alpha(alpha: Any) -> float | None:
     """A penalty of at least 0, or None for "loo"."""
     if isinstance(alpha, str) and alpha == "loo":
@@ -222,14 +198,6 @@ def as_sizes(sizes: Any) -> list[int]:
     if not whole or any(a >= b for a, b in pairwise(whole)):
         raise ValueError(f"sizes are {whole}, expected at least one, in ascending order")
     return whole
-
-
-def check_enough(sizes: list[int], examples: Sized) -> None:
-    """Refuse sample sizes beyond the number of examples."""
-    if sizes[-1] > len(examples):
-        raise ValueError(
-            f"sizes go up to {sizes[-1]}, expected at most {len(examples)}, the examples of X"
-        )
 
 
 def generator(random_state: Any) -> np.random.Generator:

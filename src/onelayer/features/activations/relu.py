@@ -34,53 +34,37 @@ from onelayer.features.activations.base import Activation, Preactivations
 # Up to this correlation quadrature gives D, beyond it Owen's function. The nodes together cost
 # 40 ns a pair, Owen's function 200 ns or more, and few pairs of keys are so alike.
 _STEEP = 0.6
-_NODES = 10
-_OWEN_NODES = 12  # give Owen's function to 2e-16 on backends without scipy's
 _WORK = 6  # arrays in which the moments of a block of pairs are computed
 
 
-def replace_by_moments(
+@cache
+def _quadrature() -> list[tuple[float, float]]:
+    """Ten nodes x and weights for the integrals of (1 - x) f(x) / 2π over [0, 1]."""
+    points, weights = roots_jacobi(10, 1.0, 0.0)
+    return list(zip((0.5 + 0.5 * points).tolist(), (weights / (8 * math.pi)).tolist(), strict=True))
+
+
+@cache
+def _half_quadrature() -> list[tuple[float, float]]:
+    """The positive half of a Gauss-Legendre rule of 24 nodes, which has errors of 2e-16."""
+    points, weights = roots_legendre(24)
+    return list(zip(points[12:].tolist(), weights[12:].tolist(), strict=True))
+
+
+def _replace_by_moments(
     rows: Preactivations, columns: Preactivations, rho: Array, work: Array
 ) -> None:
     """Replace correlations ρ by M(h, k, ρ), h and k the means; see `Activation.moments`.
 
     Errors are below 1e-14 max(1, value) for all correlations and means up to 1,000. A correlation
-    that rounding has left just outside [-1, 1] counts as ±1.
+    that rounding has left just outside [-1, 1] counts as ±1. With means, pairs of steep correlation
+    are copied: if all are steep, this takes thirty more arrays.
     """
-    if rows.means is None or columns.means is None:
+    xp, h, k = backend.namespace(rho), rows.means, columns.means
+    backend.clip(rho, -1.0, 1.0, out=rho)
+    if h is None or k is None:
         _replace_by_arc_cosines(rho, work)
-    else:
-        _replace_by_shifted_moments(rows.means, columns.means, rho, work)
-
-
-def _replace_by_arc_cosines(rho: Array, work: Array) -> None:
-    """Replace correlations ρ by M(0, 0, ρ) = (√(1 - ρ²) + ρ (π - arccos ρ)) / 2π.
-
-    The error is a few units in the last place of the value, which vanishes like (1 + ρ)^1.5 at -1.
-    """
-    xp = backend.namespace(rho)
-    value, angle = work[0], work[1]
-    one = backend.ones((), rho)
-    backend.clip(rho, -1.0, 1.0, out=rho)
-    xp.add(one, rho, out=value)
-    value *= xp.subtract(one, rho, out=angle)  # 1 - ρ² from two factors that are exact near ±1
-    xp.sqrt(value, out=value)
-    xp.acos(xp.negative(rho, out=angle), out=angle)  # π - arccos ρ, without its cancellation
-    opposite = _positions(rho < -0.75) if float(xp.min(rho)) < -0.75 else None
-    rho *= angle
-    rho += value
-    if opposite is not None:
-        _flat(rho)[opposite] = _sine_less_angle_cosine(_flat(angle)[opposite])
-    rho *= 0.5 / math.pi
-
-
-def _replace_by_shifted_moments(h: Array, k: Array, rho: Array, work: Array) -> None:
-    """Replace correlations ρ by M(h, k, ρ).
-
-    Pairs of steep correlation are copied: if all are steep, this takes thirty more arrays.
-    """
-    xp = backend.namespace(rho)
-    backend.clip(rho, -1.0, 1.0, out=rho)
+        return
     remainder, product = work[0], work[1]
     _remainder_by_quadrature(h, k, rho, work)
     steep = _positions(xp.abs(rho, out=product) > _STEEP)
@@ -92,6 +76,26 @@ def _replace_by_shifted_moments(h: Array, k: Array, rho: Array, work: Array) -> 
     rho *= backend.ndtr(k)
     rho += xp.multiply(_relu_mean(h), _relu_mean(k), out=product)
     rho += remainder
+
+
+def _replace_by_arc_cosines(rho: Array, work: Array) -> None:
+    """Replace correlations ρ by M(0, 0, ρ) = (√(1 - ρ²) + ρ (π - arccos ρ)) / 2π.
+
+    The error is a few units in the last place of the value, which vanishes like (1 + ρ)^1.5 at -1.
+    """
+    xp = backend.namespace(rho)
+    value, angle = work[0], work[1]
+    one = backend.ones((), rho)
+    xp.add(one, rho, out=value)
+    value *= xp.subtract(one, rho, out=angle)  # 1 - ρ² from two factors that are exact near ±1
+    xp.sqrt(value, out=value)
+    xp.acos(xp.negative(rho, out=angle), out=angle)  # π - arccos ρ, without its cancellation
+    opposite = _positions(rho < -0.75) if float(xp.min(rho)) < -0.75 else None
+    rho *= angle
+    rho += value
+    if opposite is not None:
+        _flat(rho)[opposite] = _sine_less_angle_cosine(_flat(angle)[opposite])
+    rho *= 0.5 / math.pi
 
 
 def _remainder_by_quadrature(h: Array, k: Array, rho: Array, work: Array) -> None:
@@ -113,7 +117,7 @@ def _remainder_by_quadrature(h: Array, k: Array, rho: Array, work: Array) -> Non
     xp.square(square, out=square)
     xp.add(-0.5 * h * h, -0.5 * k * k, out=level)
     total[...] = 0.0
-    for node, weight in _rule(_NODES):
+    for node, weight in _quadrature():
         backend.add_scaled(one, -node * node, square, out=gap)  # 1 - t²
         backend.add_scaled(level, node, slope, out=term)
         term /= gap
@@ -122,13 +126,6 @@ def _remainder_by_quadrature(h: Array, k: Array, rho: Array, work: Array) -> Non
         term /= gap
         backend.add_scaled(total, weight, term, out=total)
     total *= square
-
-
-@cache
-def _rule(nodes: int) -> list[tuple[float, float]]:
-    """Nodes x and weights for the integrals of (1 - x) f(x) / 2π over [0, 1]."""
-    points, weights = roots_jacobi(nodes, 1.0, 0.0)
-    return list(zip((0.5 + 0.5 * points).tolist(), (weights / (8 * math.pi)).tolist(), strict=True))
 
 
 def _remainder_by_owen(h: Array, k: Array, rho: Array) -> Array:
@@ -174,20 +171,13 @@ def _owens_function(h: Array, a: Array) -> Array:
     exponent = -0.5 * xp.square(xp.maximum(h, across))
     width = xp.minimum(slope, 1.0 / slope)
     square, total = xp.square(width), xp.zeros_like(h)
-    for node, weight in _half_rule(_OWEN_NODES):
+    for node, weight in _half_quadrature():
         gap = node**2 * square + 1.0
         total += weight * xp.exp(exponent * gap) / gap
     total *= width / (2 * math.pi)
     below, below_across = backend.ndtr(-h), backend.ndtr(-across)
     steep = 0.5 * (below + below_across) - below * below_across - total
     return xp.sign(a) * xp.where(slope > 1, steep, total)
-
-
-@cache
-def _half_rule(nodes: int) -> list[tuple[float, float]]:
-    """The positive nodes, and their weights, of the Gauss-Legendre rule of twice as many nodes."""
-    points, weights = roots_legendre(2 * nodes)
-    return list(zip(points[nodes:].tolist(), weights[nodes:].tolist(), strict=True))
 
 
 def _sine_less_angle_cosine(angle: Array) -> Array:
@@ -225,4 +215,4 @@ def _positions(condition: Array) -> Array:
     return positions
 
 
-RELU = Activation("relu", backend.relu, homogeneous=True, moments=replace_by_moments, work=_WORK)
+RELU = Activation("relu", backend.relu, homogeneous=True, moments=_replace_by_moments, work=_WORK)

@@ -67,7 +67,7 @@ class AttentionKernel:
     def block(self, rows: Side, columns: Side) -> Array:
         n, row_keys, _ = rows.keys.shape
         m, column_keys, _ = columns.keys.shape
-        kernel = backend.zeros((n, m), rows.keys)
+        xp, kernel = backend.namespace(rows.keys), backend.zeros((n, m), rows.keys)
         if 0 in (n, m, row_keys, column_keys):
             return kernel
         arrays = self.activation.work + 2
@@ -78,7 +78,10 @@ class AttentionKernel:
         largest = max(per_key, min(pairs, n * row_keys * per_key))
         work = backend.empty((arrays * largest,), kernel)  # allocated once: fresh memory is slow
         for across in blocks.slices(m, 1, width):
-            right = columns.part(across, slice(None)).with_examples_innermost()
+            right = columns.part(across, slice(None))
+            # In memory the examples are innermost: the keys are one matrix (D, N · n).
+            by_coordinate = backend.contiguous(xp.permute_dims(right.keys, (2, 1, 0)))
+            right = right._replace(keys=xp.permute_dims(by_coordinate, (2, 1, 0)))
             for down in blocks.slices(n, per_key * row_keys, pairs):
                 for keys in blocks.slices(row_keys, per_key, pairs):
                     left = rows.part(down, keys)
@@ -102,12 +105,6 @@ class Side(NamedTuple):
             self.weights[examples, keys],
             self.preactivations.map(lambda array: array[examples, keys]),
         )
-
-    def with_examples_innermost(self) -> Side:
-        """The same in another order in memory, in which the keys are one matrix (D, N · n)."""
-        xp = backend.namespace(self.keys)
-        by_coordinate = backend.contiguous(xp.permute_dims(self.keys, (2, 1, 0)))
-        return self._replace(keys=xp.permute_dims(by_coordinate, (2, 1, 0)))
 
 
 def _sum_over_keys(activation: Activation, rows: Side, columns: Side, work: Array) -> Array:

@@ -11,15 +11,13 @@ else numpy.
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self
 
 from onelayer.array import backend, blocks, linalg
 from onelayer.array.backend import Array
 from onelayer.data.sets import Sets
 from onelayer.features.activations import Activation
 from onelayer.features.progress import Track, untracked
-
-Tile: TypeAlias = tuple[slice, slice]
 
 _TILE = 256  # examples on one side of a tile of a Gram matrix, at least
 
@@ -95,7 +93,7 @@ def tile_size(activation: Activation, reference: Array, pairs: int) -> int:
     return max(_TILE, math.isqrt(block_pairs(activation, reference) // max(1, pairs)))
 
 
-def tiles(count: int, others: int | None, size: int) -> list[Tile]:
+def tiles(count: int, others: int | None, size: int) -> list[tuple[slice, slice]]:
     """The tiles (rows, columns) that `matrix` computes, in its order.
 
     With `others` None the matrix is symmetric: only tiles on and below the diagonal are listed.

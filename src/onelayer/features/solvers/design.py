@@ -29,14 +29,13 @@ T = TypeVar("T")
 PANEL_BYTES = 128 * 2**20
 
 
-def row_panels(rows: int, columns: int, sample: Array) -> list[slice]:
-    """Panels of examples of Φ (rows, columns), with entries like those of the sample."""
-    return list(blocks.slices(rows, backend.itemsize(sample) * columns, _panel_bytes(sample)))
+def _panels(count: int, size: int, sample: Array) -> list[slice]:
+    """Panels of `count` rows or units of columns, each of `size` numbers like those of the sample.
 
-
-def _panel_bytes(sample: Array) -> int:
-    """On a GPU a panel is as large as a block, which is what its memory allows."""
-    return PANEL_BYTES if backend.gpu_memory(sample) is None else blocks.block_bytes(sample)
+    On a GPU a panel is as large as a block, which is what its memory allows.
+    """
+    most = PANEL_BYTES if backend.gpu_memory(sample) is None else blocks.block_bytes(sample)
+    return list(blocks.slices(count, backend.itemsize(sample) * size, most))
 
 
 class FeatureMap(Protocol):
@@ -78,8 +77,8 @@ class Panels:
         sample: Array | None = None,
     ) -> None:
         self.sample = sets.sample if sample is None else sample
-        self._map = feature_map.like(self.sample)
-        self._sets = sets
+        self.rows, self.columns = len(sets), feature_map.size  # of examples and of features
+        self._map, self._sets = feature_map.like(self.sample), sets
         self._row_scale = None if row_scale is None else backend.like(row_scale, self.sample)
         self._prepared: list[tuple[slice, Any]] = []
         self._memory: Array | None = None
@@ -90,16 +89,6 @@ class Panels:
         return Panels(self._map, self._sets, self._row_scale, backend.single(self.sample))
 
     @property
-    def rows(self) -> int:
-        """The number of examples."""
-        return len(self._sets)
-
-    @property
-    def columns(self) -> int:
-        """The number of features."""
-        return self._map.size
-
-    @property
     def ones(self) -> Array:
         """The constant 1 with its rows scaled, (n,)."""
         scale = self._row_scale
@@ -108,13 +97,11 @@ class Panels:
     def column_panels(self) -> list[slice]:
         """Slices of columns, in whole units."""
         unit = self._map.unit
-        per_head = backend.itemsize(self.sample) * self.rows * unit
-        heads = blocks.slices(self.columns // unit, per_head, _panel_bytes(self.sample))
+        heads = _panels(self.columns // unit, self.rows * unit, self.sample)
         return [slice(part.start * unit, part.stop * unit) for part in heads]
 
     def row_panels(self) -> list[slice]:
-        """Slices of examples."""
-        return row_panels(self.rows, self.columns, self.sample)
+        return _panels(self.rows, self.columns, self.sample)
 
     def by_columns(self, part: slice) -> Array:
         """A panel of columns, (n, columns), in memory that the next panel overwrites."""
@@ -185,21 +172,15 @@ class Design:
     sample: Array  # has the kind, device and dtype in which all is computed
 
     @property
-    def columns(self) -> int:
-        """The number of features."""
-        return self.features.size
-
-    @property
     def steps(self) -> int:
         """How often one pass reports progress: by panels in memory, else by chunks."""
         chunks = self.examples.chunks
         if not chunks.in_memory:
             return len(chunks)
         lengths = [len(chunk) for chunk in chunks.collect()]
-        return sum(len(row_panels(length, self.columns, self.sample)) for length in lengths)
+        return sum(len(_panels(length, self.features.size, self.sample)) for length in lengths)
 
     def between(self, start: int, stop: int) -> Design:
-        """The same for some of the examples."""
         return replace(self, examples=self.examples.between(start, stop))
 
     def here(self) -> tuple[Panels, Array]:

@@ -154,6 +154,29 @@ class Centre(NamedTuple):
         return centred, targets - ones[:, None] * self.targets
 
 
+@dataclass(frozen=True)
+class FeatureSums:
+    """Sums over examples that regression on features needs, about their means for an intercept."""
+
+    gram: Array  # Φᵀ Φ (p, p), of which only the triangle on and below the diagonal is to be read
+    moments: Array  # Φᵀ y (p, t)
+    largest: Array  # the largest |y| of every target, (t,)
+    centre: Centre | None
+
+    def __add__(self, other: FeatureSums) -> FeatureSums:
+        largest = backend.namespace(self.gram).maximum(self.largest, other.largest)
+        gram, moments = self.gram + other.gram, self.moments + other.moments
+        sums = FeatureSums(gram, moments, largest, self.centre or other.centre)
+        if self.centre is None or other.centre is None:
+            return sums
+        return sums.about(*self.centre.merged(other.centre))
+
+    def about(self, centre: Centre, gap: Array, target_gap: Array) -> FeatureSums:
+        """Sums about two means as sums about the mean of both, see `Centre.merged`."""
+        gram = linalg.add_gram(self.gram, gap[:, None])
+        return FeatureSums(gram, self.moments + gap[:, None] * target_gap, self.largest, centre)
+
+
 def centre_of(features: Array, targets: Array, ones: Array) -> Centre:
     """The means of examples with scaled rows: features (n, p), targets (n, t), their scale (n,)."""
     weight = float(ones @ ones)

@@ -26,17 +26,14 @@ from onelayer.data.progress import Progress
 from onelayer.features.progress import Track, ticking
 from onelayer.features.solvers import intercept
 from onelayer.features.solvers.design import Design, Panels
-from onelayer.features.solvers.intercept import Centre, Reflection
+from onelayer.features.solvers.intercept import Centre, FeatureSums, Reflection
 from onelayer.features.solvers.solution import RidgeSolution
 
 _PATH = np.logspace(-12, 1, 53)  # multiples of the largest eigenvalue, four a decade
 
 
 def by_kernel(kernel: Array, targets: Array, ones: Array | None = None) -> RidgeSolution:
-    """Dual coefficients (n, t) from the lower triangle of K (n, n) and targets (n, t).
-
-    `ones` (n,) is s of `intercept.py`, None for no intercept.
-    """
+    """Dual coefficients (n, t) from K (n, n), its lower triangle; `ones` is s of `intercept.py`."""
     if ones is None:
         values, vectors = linalg.eigh(kernel)
         coefficients, alphas = _from_spectrum(values, vectors, targets, _path(values))
@@ -44,15 +41,13 @@ def by_kernel(kernel: Array, targets: Array, ones: Array | None = None) -> Ridge
     reflection = Reflection.of(kernel, ones)
     mean = intercept.mean_target(ones, targets)
     targets = targets - ones[:, None] * mean
-    values, vectors = _eigh_or_empty(reflection.reduced(kernel))
+    reduced = reflection.reduced(kernel)
+    values, vectors = backend.zeros((0,), kernel), reduced
+    if reduced.shape[0] > 0:  # a single example leaves an empty matrix
+        values, vectors = linalg.eigh(reduced)
     values, path = _above_noise(values, reflection.mean)
     coefficients, alphas = _from_spectrum(values, reflection.expand(vectors), targets, path)
     return RidgeSolution(coefficients, alphas, mean + reflection.intercept(targets, coefficients))
-
-
-def _eigh_or_empty(matrix: Array) -> tuple[Array, Array]:
-    """`linalg.eigh`, also of an empty matrix, which a single example leaves."""
-    return linalg.eigh(matrix) if matrix.shape[0] > 0 else (backend.zeros((0,), matrix), matrix)
 
 
 def _from_spectrum(
@@ -71,27 +66,15 @@ def _from_spectrum(
     return _with_the_best(values, vectors, rotated, path, np.stack(errors))
 
 
-def by_features(
-    design: Design,
-    gram: Array,
-    moments: Array,
-    largest: Array,
-    track: Track,
-    centre: Centre | None = None,
-) -> tuple[Array, NumpyArray]:
-    """Weights (p, t) and penalties from the lower triangle of G (p, p), moments Φᵀ y and Φ again.
-
-    `largest` (t,) has the largest |y| of every target. With an intercept G and the moments are
-    about the means of `centre`.
-    """
-    values, vectors = linalg.eigh(gram)
+def by_features(design: Design, sums: FeatureSums, track: Track) -> tuple[Array, NumpyArray]:
+    """Weights (p, t) and penalties from sums over examples and one more pass over them."""
+    values, vectors = linalg.eigh(sums.gram)
     path = _path(values)
-    if centre is not None:
-        values, path = _above_noise(values, centre.size)
-    rotated = backend.transpose(vectors) @ moments
-    spectrum = _LeaveOneOutFactors(
-        vectors, _inverse(values, path), rotated, _nonzero(largest), centre
-    )
+    if sums.centre is not None:
+        values, path = _above_noise(values, sums.centre.size)
+    rotated = backend.transpose(vectors) @ sums.moments
+    inverse, size = _inverse(values, path), _nonzero(sums.largest)
+    spectrum = _LeaveOneOutFactors(vectors, inverse, rotated, size, sums.centre)
     ticks = ticking(track, design.steps, "left out")
     errors = design.sum(_left_out, spectrum, progress=ticks)
     return _with_the_best(values, vectors, rotated, path, errors)
@@ -124,9 +107,8 @@ def _left_out(
         turned = rows @ vectors
         # an example that determines its own prediction leaves no degrees of freedom
         free = 1.0 - alone - (turned * turned) @ inverse
-        free = xp.where(
-            free > backend.epsilon(free), free, backend.epsilon(free) * xp.ones_like(free)
-        )
+        least = backend.epsilon(free)
+        free = xp.where(free > least, free, least * xp.ones_like(free))
         for i in range(errors.shape[0]):
             fitted = turned @ (rotated * inverse[:, i, None])
             left_out = (wanted - fitted) / free[:, i, None] / size
@@ -143,8 +125,7 @@ def _nonzero(largest: Array) -> Array:
 
 def _path(values: Array) -> NumpyArray:
     """The α to try, above the rounding errors of the eigenvalues."""
-    largest = float(values[-1])
-    least = values.shape[0] * backend.epsilon(values)
+    largest, least = float(values[-1]), values.shape[0] * backend.epsilon(values)
     path: NumpyArray = (largest if largest > 0 else 1.0) * _PATH[least <= _PATH]
     return path
 
@@ -172,11 +153,7 @@ def _inverse(values: Array, path: NumpyArray) -> Array:
 
 
 def _with_the_best(
-    values: Array,
-    vectors: Array,
-    rotated: Array,
-    path: NumpyArray,
-    errors: NumpyArray,
+    values: Array, vectors: Array, rotated: Array, path: NumpyArray, errors: NumpyArray
 ) -> tuple[Array, NumpyArray]:
     """The coefficients of the α of least error (alphas, t) for every target, and these α.
 

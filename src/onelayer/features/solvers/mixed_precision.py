@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -35,17 +34,13 @@ _PROGRESS = 0.3  # stop if a round leaves more of the residual than this
 _SETTLED = 1e-9  # relative to the targets; weights are then right to about 1e-10
 
 
-class DualSolution(NamedTuple):
-    """A solution of the normal equations in both of its forms."""
-
-    weights: Array  # Φᵀ c, (features, t)
-    dual: Array  # c (n, t), zero from the size on
-
-
 def solve(
     phi: Panels, targets: Array, alpha: float, sizes: Sequence[int], track: Track
-) -> list[DualSolution] | None:
-    """The weights and dual coefficients of every size, or None if corrections do not settle."""
+) -> list[tuple[Array, Array]] | None:
+    """For every size the weights Φᵀ c (features, t) and the dual c (n, t), zero from the size on.
+
+    None if corrections do not settle.
+    """
     columns = Columns(sizes, targets.shape[1])
     inverse = _approximate_inverse(phi.single(), alpha, columns, track)
     if inverse is None:
@@ -63,8 +58,7 @@ def solve(
         errors = _relative(residual, right[:, its], columns.targets)
         previous, error = error, errors.max()
         if error <= _SETTLED:
-            pairs = zip(columns.split(weights), columns.split(dual), strict=True)
-            return [DualSolution(*pair) for pair in pairs]
+            return list(zip(columns.split(weights), columns.split(dual), strict=True))
         if not error <= _PROGRESS * previous:
             return None
         done = int(np.argmax(errors > _SETTLED))  # smaller problems settle sooner
@@ -100,7 +94,9 @@ def _approximate_inverse(
     spikes = []
     for part in track(phi.column_panels(), "Gram matrix"):
         panel = phi.by_columns(part)
-        mean = _unit(xp.mean(panel, axis=0))
+        mean = xp.mean(panel, axis=0)
+        length = float(xp.linalg.vector_norm(mean))
+        mean = mean / length if length > 0 else mean
         spikes.append(panel @ mean)
         kernel = linalg.add_gram(kernel, linalg.less_outer(panel, spikes[-1], mean))
     linalg.add_to_diagonal(kernel, alpha)
@@ -110,12 +106,6 @@ def _approximate_inverse(
     together = xp.stack(spikes, axis=1)
     woodbury = _woodbury(lower, together, Columns(columns.sizes, len(spikes)))
     return _Inverse(lower, backend.double(together), woodbury, columns)
-
-
-def _unit(vector: Array) -> Array:
-    """The vector at unit length; zero stays zero."""
-    length = float(backend.namespace(vector).linalg.vector_norm(vector))
-    return vector / length if length > 0 else vector
 
 
 def _woodbury(lower: Array, spikes: Array, columns: Columns) -> list[Array]:

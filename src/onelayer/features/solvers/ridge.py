@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -34,7 +34,7 @@ from onelayer.data.progress import Progress
 from onelayer.features.progress import Track, ticking, untracked
 from onelayer.features.solvers import intercept, leave_one_out, mixed_precision, nested_sizes
 from onelayer.features.solvers.design import Design, Panels
-from onelayer.features.solvers.intercept import BorderedTargets, Centre, Reflection
+from onelayer.features.solvers.intercept import BorderedTargets, FeatureSums, Reflection
 from onelayer.features.solvers.nested_sizes import Columns
 from onelayer.features.solvers.solution import Alpha, RidgeSolution
 
@@ -54,12 +54,10 @@ def solve_features(
     Targets are in float64, and so is all that is computed.
     """
     design = replace(design, sample=backend.double(design.sample))
-    small = [size for size in sizes if size <= design.columns]
+    small = [size for size in sizes if size <= design.features.size]
     large = sizes[len(small) :]
-    found = [] if not small else _by_kernel(design, alpha, small, track, fit_intercept)
-    if not large:
-        return found
-    return found + _by_features(design, alpha, large, track, fit_intercept)
+    found = _by_kernel(design, alpha, small, track, fit_intercept) if small else []
+    return found + (_by_features(design, alpha, large, track, fit_intercept) if large else [])
 
 
 def solve_kernel(
@@ -88,28 +86,15 @@ def solve_kernel(
 def _factor(matrix: Array, alpha: float, rounding: float = 0.0) -> Array | None:
     """The lower factor of matrix + α; None where that is singular to working precision.
 
-    `rounding` is the size of numbers of which the matrix has the rounding errors.
+    The matrix has rounding errors of numbers of the size of `rounding`.
     """
     xp = backend.namespace(matrix)
-    shifted = backend.copied(matrix)
-    linalg.add_to_diagonal(shifted, alpha)
-    lower = linalg.cholesky(shifted)
+    lower = linalg.cholesky(_shifted(matrix, alpha))
     if lower is None:
         return None
     # Pivots relative to their diagonal entries do not depend on the scale of a row.
     left = xp.linalg.diagonal(lower) ** 2 / (xp.linalg.diagonal(matrix) + alpha + rounding)
     return lower if float(xp.min(left)) > matrix.shape[0] * backend.epsilon(matrix) else None
-
-
-def _solve_one(matrix: Array, right: Array, alpha: float, rounding: float) -> Array:
-    """(matrix + α)⁻¹ right, or the smallest solution and a warning where that is singular."""
-    lower = _factor(matrix, alpha, rounding)
-    if lower is not None:
-        return _solved(lower, right)
-    _warn_singular(alpha)
-    shifted = backend.copied(matrix)
-    linalg.add_to_diagonal(shifted, alpha)
-    return _smallest(shifted, right, rounding)
 
 
 def _solve_one_kernel(
@@ -128,8 +113,7 @@ def _solve_one_kernel(
         return bordered.solution(dual, dual, alpha)
     _warn_singular(alpha)
     xp = backend.namespace(kernel)
-    shifted = backend.copied(kernel)
-    linalg.add_to_diagonal(shifted, alpha)
+    shifted = _shifted(kernel, alpha)
     diagonal = xp.linalg.diagonal(shifted)
     scale = xp.where(diagonal > 0, diagonal, xp.ones_like(diagonal)) ** -0.5
     shifted = shifted * scale[:, None] * scale[None, :]
@@ -143,6 +127,12 @@ def _solve_one_kernel(
     dual = reflection.expand(_smallest(reduced, reflection.project(centred), reflection.mean))
     intercept = bordered.mean + reflection.intercept(centred, dual)
     return RidgeSolution(scale[:, None] * dual, alphas, intercept)
+
+
+def _shifted(matrix: Array, alpha: float) -> Array:
+    shifted = backend.copied(matrix)
+    linalg.add_to_diagonal(shifted, alpha)
+    return shifted
 
 
 def _solved(lower: Array, right: Array) -> Array:
@@ -193,55 +183,20 @@ def _by_kernel(
                 bordered.solution(weights, dual[:size, :], alpha)
                 for size, (weights, dual) in zip(sizes, settled, strict=True)
             ]
-    found = solve_kernel(_gram(phi, track), targets, alpha, sizes, ones)
+    gram = backend.zeros((phi.rows, phi.rows), phi.sample)  # Φ Φᵀ, its lower triangle
+    for part in track(phi.column_panels(), "Gram matrix"):
+        gram = linalg.add_gram(gram, phi.by_columns(part))
+    found = solve_kernel(gram, targets, alpha, sizes, ones)
     columns = Columns(sizes, targets.shape[1])
     dual = columns.side_by_side([one.coefficients for one in found])
-    weights = columns.split(_weights(phi, dual, columns, track))
-    return [one._replace(coefficients=v) for one, v in zip(found, weights, strict=True)]
-
-
-def _gram(phi: Panels, track: Track) -> Array:
-    """Φ Φᵀ in float64, of which only the triangle on and below the diagonal is to be read."""
-    total = backend.zeros((phi.rows, phi.rows), phi.sample)
-    for part in track(phi.column_panels(), "Gram matrix"):
-        total = linalg.add_gram(total, phi.by_columns(part))
-    return total
-
-
-def _weights(phi: Panels, dual: Array, columns: Columns, track: Track) -> Array:
-    """Φᵀ c for the problems of all sizes, (features, sizes·t)."""
-    found = backend.zeros((phi.columns, dual.shape[1]), dual)
+    weights = backend.zeros((phi.columns, dual.shape[1]), dual)  # Φᵀ c of all sizes
     for part in track(phi.column_panels(), "weights"):
-        found[part, :] = columns.weights(phi.by_columns(part), dual)
-    return found
+        weights[part, :] = columns.weights(phi.by_columns(part), dual)
+    pairs = zip(found, columns.split(weights), strict=True)
+    return [one._replace(coefficients=v) for one, v in pairs]
 
 
 # From features, by products of features
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """Sums over examples that regression on features needs, about their means for an intercept."""
-
-    gram: Array  # Φᵀ Φ (p, p), of which only the triangle on and below the diagonal is to be read
-    moments: Array  # Φᵀ y (p, t)
-    largest: Array  # the largest |y| of every target, (t,)
-    centre: Centre | None
-
-    def __add__(self, other: _Sums) -> _Sums:
-        xp = backend.namespace(self.gram)
-        largest = xp.maximum(self.largest, other.largest)
-        centre = self.centre or other.centre
-        sums = _Sums(self.gram + other.gram, self.moments + other.moments, largest, centre)
-        if self.centre is None or other.centre is None:
-            return sums
-        return sums.about(*self.centre.merged(other.centre))
-
-    def about(self, centre: Centre, gap: Array, target_gap: Array) -> _Sums:
-        """Sums about two means as sums about the mean of both, see `Centre.merged`."""
-        gram = linalg.add_gram(self.gram, gap[:, None])
-        moments = self.moments + gap[:, None] * target_gap
-        return _Sums(gram, moments, self.largest, centre)
 
 
 def _by_features(
@@ -258,28 +213,30 @@ def _by_features(
     return found
 
 
-def _solve_sums(sums: _Sums, design: Design, alpha: Alpha, track: Track) -> RidgeSolution:
+def _solve_sums(sums: FeatureSums, design: Design, alpha: Alpha, track: Track) -> RidgeSolution:
     gram, moments, centre = sums.gram, sums.moments, sums.centre
     if alpha is None:
-        weights, alphas = leave_one_out.by_features(
-            design, gram, moments, sums.largest, track, centre
-        )
+        weights, alphas = leave_one_out.by_features(design, sums, track)
     else:
         # Centred features that do not vary are rounding errors; their products are squares of them.
         rounding = 0.0 if centre is None else centre.size * backend.epsilon(gram)
-        weights = _solve_one(gram, moments, alpha, rounding)
-        alphas = np.full(moments.shape[1], alpha)
+        lower, alphas = _factor(gram, alpha, rounding), np.full(moments.shape[1], alpha)
+        if lower is not None:
+            weights = _solved(lower, moments)
+        else:
+            _warn_singular(alpha)
+            weights = _smallest(_shifted(gram, alpha), moments, rounding)
     if centre is None:
         return RidgeSolution(weights, alphas, backend.zeros((moments.shape[1],), moments))
     return RidgeSolution(weights, alphas, centre.targets - centre.features @ weights)
 
 
-def _sums_of(phi: Panels, targets: Array, fit_intercept: bool, progress: Progress) -> _Sums:
+def _sums_of(phi: Panels, targets: Array, fit_intercept: bool, progress: Progress) -> FeatureSums:
     """The sums over one chunk of examples, panel by panel."""
     xp = backend.namespace(targets)
     gram = backend.zeros((phi.columns, phi.columns), targets)
     moments = backend.zeros((phi.columns, targets.shape[1]), targets)
-    sums = _Sums(gram, moments, xp.max(xp.abs(targets), axis=0), None)
+    sums = FeatureSums(gram, moments, xp.max(xp.abs(targets), axis=0), None)
     panels = phi.row_panels()
     for done, part in enumerate(panels, start=1):
         rows, right = phi.by_rows(part), targets[part, :]

@@ -20,11 +20,5 @@ class RidgeSolution(NamedTuple):
     def as_device(self, reference: Array) -> RidgeSolution:
         """The same in the namespace and on the device of `reference`."""
         coefficients = backend.as_device(self.coefficients, reference)
-        return RidgeSolution(
-            coefficients, self.alphas, backend.as_device(self.intercept, reference)
-        )
-
-    def scaled(self, scale: Array) -> RidgeSolution:
-        """The same with the rows of coefficients times the first entries of `scale`."""
-        rows = scale[: self.coefficients.shape[0], None]
-        return self._replace(coefficients=self.coefficients * rows)
+        intercept = backend.as_device(self.intercept, reference)
+        return self._replace(coefficients=coefficients, intercept=intercept)
