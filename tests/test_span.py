@@ -180,7 +180,9 @@ def test_heads_on_the_span_compute_what_the_layer_does(kind, bias):
         parts[:, :-1],
         inside.projection(layer.projection),
         parts[:, -1],
-        inside.output_bias(layer.projection, layer.output_bias),
+        inside.output_bias(
+            layer.projection, 0.0 if layer.output_bias is None else layer.output_bias
+        ),
     )
     np.testing.assert_allclose(on_span(coordinates), layer(X), atol=1e-9)
 

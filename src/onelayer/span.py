@@ -1,15 +1,14 @@
 """The affine span of tokens: which directions they have, and what heads do along them.
 
 Tokens x with mean μ and covariance V diag(s²) Vᵀ, V (d, r) with orthonormal columns, are
-x = μ + t Vᵀ for some t (r,). Softmax ignores what is constant along a row of scores, so that of a
-head with attention matrix Θ and key bias c, tokens of this span see
+x = μ + t Vᵀ for some t (r,). A head with attention matrix Θ and key bias c has the scores
 
-    x_a Θ x_b + c x_b  =  t_a (Vᵀ Θ V) t_b + (Vᵀ (Θᵀ μ + c)) t_b + what depends on a alone,
+    x_a Θ x_b + c x_b  =  t_a (Vᵀ Θ V) t_b + (Vᵀ (Θᵀ μ + c)) t_b + terms in a alone,
 
-and of its projection W only Vᵀ W, with μ W part of one constant for all heads. These are the heads
-on the span. Everything else about Θ, c and W is a gauge: no outputs on such tokens depend on it.
-LayerNorm, for instance, puts tokens on a hyperplane, and a vocabulary of v words on a span of at
-most v - 1 directions.
+and softmax ignores terms in a alone. Of its projection W the outputs use Vᵀ W, and μ W in one
+constant for all heads. These are the heads on the span. The rest of Θ, c and W is a gauge: outputs
+on such tokens do not depend on it. LayerNorm, for instance, puts tokens on a hyperplane, and a
+vocabulary of v words on a span of at most v - 1 directions.
 """
 
 from __future__ import annotations
@@ -26,46 +25,31 @@ from onelayer.array.rounding import COARSEST, rounding
 
 Matrix: TypeAlias = np.ndarray[Any, Any]
 
-# With columns at unit deviation a direction counts if tokens spread along it by more than this
-# (eigenvalues of a covariance are exact to rounding errors of the largest of them) ..
+# Smallest standard deviation along a direction of the span, with columns at unit deviation:
+# eigenvalues of a covariance are exact to rounding errors of the largest of them ..
 _LEAST_SPREAD = 1e-7
-# .. and by more than so many roundings of the numbers they are made of.
-_ROUNDINGS = 3.0
+_ROUNDINGS = 3.0  # .. and the same in rounding errors of the tokens
 _CONSTANT = 1e-12  # columns that vary by less than this share of their size are constant
-_NOTHING = 1e-10  # as is what the mean has outside of the span
+_NOTHING = 1e-10  # a part of the mean outside of the span, smaller than this share, is zero
 
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """The affine span of tokens: mean + t basisᵀ, strongest directions first.
+    """The affine span of tokens: mean + t basisᵀ, strongest directions first."""
 
-    Attributes
-    ----------
-    mean : array (d,)
-        The mean token μ.
-    basis : array (d, r)
-        Orthonormal directions V along which tokens spread.
-    deviations : array (r,)
-        Standard deviations of tokens along them.
-    outside : array (d,)
-        The part of the mean that no direction reaches: zero if the span contains the origin.
-    whitening : array (d, r)
-        A matrix A of the span such that (x - μ) A has mean zero and unit covariance.
-    """
-
-    mean: Matrix
-    basis: Matrix
-    deviations: Matrix
-    outside: Matrix
-    whitening: Matrix
+    mean: Matrix  # μ, (d,)
+    basis: Matrix  # V, (d, r): orthonormal directions
+    deviations: Matrix  # (r,), of tokens along the directions
+    outside: Matrix  # (d,), the mean less its projection on V: zero if the span has the origin
+    whitening: Matrix  # A, (d, r), within the span: (x - μ) A has mean zero and unit covariance
 
     @property
     def rank(self) -> int:
-        """The number r of directions that the tokens have."""
+        """The number r of directions."""
         return int(self.basis.shape[1])
 
     def attention(self, attention: Matrix, key_bias: Matrix | None) -> Matrix:
-        """What heads attend by on the span, (m, r + 1, r): VᵀΘV, and below it Vᵀ(Θᵀμ + c)."""
+        """Attention of heads on the span, (m, r + 1, r): VᵀΘV with the row Vᵀ(Θᵀμ + c) below."""
         inside = self.basis.T @ attention @ self.basis
         row = self.mean @ attention
         if key_bias is not None:
@@ -73,21 +57,20 @@ class Span:
         return np.concatenate([inside, (row @ self.basis)[:, None, :]], axis=1)
 
     def projection(self, projection: Matrix) -> Matrix:
-        """What heads project by on the span, (m, r, e): VᵀW."""
+        """Projections of heads on the span, (m, r, e): VᵀW."""
         return np.asarray(self.basis.T @ projection)
 
-    def output_bias(self, projection: Matrix, output_bias: Matrix | None) -> Matrix:
-        """The constant of the outputs on the span, (e,): b + Σ_i μ W_i."""
-        constant = (self.mean @ projection).sum(axis=0)
-        return np.asarray(constant if output_bias is None else constant + output_bias)
+    def output_bias(self, projection: Matrix, output_bias: Matrix) -> Matrix:
+        """Output bias on the span, (e,): b + Σ_i μ W_i."""
+        return np.asarray((self.mean @ projection).sum(axis=0) + output_bias)
 
 
 def span(found: Moments, sample: Array, scale: float = 1.0) -> Span:
-    """The span of tokens with these moments, divided by `scale`, of which this is a sample.
+    """The span of tokens with these moments, divided by `scale`; `sample` has some of them.
 
-    Columns are brought to unit deviation first: their units do not matter. There a direction counts
-    if tokens spread along it by more than 1e-7, and by more than rounding their entries would make
-    them spread. What a single column says is exact, however it was rounded.
+    Columns are scaled to unit deviation first, so their units do not matter. A direction then
+    belongs to the span if the deviation of tokens along it is more than 1e-7 and more than what
+    rounding of their entries causes. A single column counts as exact, however it was rounded.
     """
     mean, scatter = backend.to_numpy(found.mean), backend.to_numpy(found.scatter)
     squares = np.diag(scatter) / max(found.rows, 1)
@@ -97,7 +80,7 @@ def span(found: Moments, sample: Array, scale: float = 1.0) -> Span:
     among = scatter[np.ix_(varies, varies)] / max(found.rows, 1) / columns / columns[:, None]
     values, vectors = np.linalg.eigh(among)
     spread = np.sqrt(np.maximum(values, 0.0))
-    # How large tokens are along the directions, their mean included: that is what is rounded.
+    # Root mean square of tokens along the directions, with their mean: these values are rounded.
     along = np.sqrt((sizes[varies] / columns) ** 2 @ vectors**2)
     small = bool(np.any(spread <= _ROUNDINGS * COARSEST * along))
     unit = rounding(sample).unit if small else 0.0
@@ -113,7 +96,7 @@ def span(found: Moments, sample: Array, scale: float = 1.0) -> Span:
     largest = max(float(np.linalg.norm(mean)), deviations.max(initial=0.0))
     if len(back) == mean.size or length <= max(_NOTHING * largest, _ROUNDINGS * rounded):
         outside = np.zeros_like(outside)
-    if len(back) < mean.size:  # of all matrices that do the same, the one within the span
+    if len(back) < mean.size:  # of all matrices that whiten the tokens, the one within the span
         whitening = basis.T @ (basis @ whitening)
     return Span(mean * scale, basis.T, deviations * scale, outside * scale, whitening / scale)
 
@@ -121,10 +104,10 @@ def span(found: Moments, sample: Array, scale: float = 1.0) -> Span:
 def span_of(X: Array, mask: Array | None = None) -> Span:
     """The span of examples X (n, tokens, dim) in memory, without padding."""
     scale = backend.largest(X) or 1.0  # squares of entries up to 1 neither overflow nor vanish
-    total = None
-    for part in blocks.slices(X.shape[0], 16 * X.shape[1] * X.shape[2]):
+
+    def moments_of(part: slice) -> Moments:
         there = None if mask is None else mask[part, ...]
-        some = moments(backend.double(X[part, ...]) / scale, there)
-        total = some if total is None else total + some
-    assert total is not None
-    return span(total, X, scale)
+        return moments(backend.double(X[part, ...]) / scale, there)
+
+    parts = blocks.slices(X.shape[0], 16 * X.shape[1] * X.shape[2])
+    return span(blocks.sum_over(parts, moments_of), X, scale)

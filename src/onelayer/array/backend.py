@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import array_api_compat
 import numpy as np
-import scipy.linalg
 import scipy.special
 
 Array: TypeAlias = Any  # an array of any backend that follows the array API standard
@@ -43,10 +42,9 @@ def refuse_masked(value: Any, name: str, hint: str = "") -> None:
 
 
 def as_real(value: Any, name: str) -> Array:
-    """`value` as an array of float64, or of float32 where it is already; other values are refused.
+    """`value` as an array of float64, or of float32 if it is that already.
 
-    Integers and Booleans are converted. Complex, text and object arrays, NaN and infinite entries
-    are refused.
+    Complex, text and object arrays, NaN and infinite entries are refused.
     """
     array = as_array(value, name)
     check_real(array, name)
@@ -56,7 +54,6 @@ def as_real(value: Any, name: str) -> Array:
 
 
 def is_array(value: Any) -> bool:
-    """Whether the value is an array of a known backend."""
     return bool(array_api_compat.is_array_api_obj(value))
 
 
@@ -157,7 +154,6 @@ def detached(array: Array) -> Array:
 
 
 def to_numpy(array: Array) -> np.ndarray[Any, Any]:
-    """The array as a numpy array on the CPU."""
     if array_api_compat.is_torch_array(array):
         array = array.detach().cpu()
         if str(array.dtype) == "torch.bfloat16":  # which numpy does not have
@@ -170,10 +166,7 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
 
 
 def gpu_or_numpy(array: Array) -> Array:
-    """The array as it is on a GPU, else in numpy: for long chains of cheap operations in place.
-
-    On a CPU numpy is faster than torch for them.
-    """
+    """The array on a GPU, else in numpy: faster than torch for cheap operations in place."""
     on_gpu = array_api_compat.is_torch_array(array) and array.device.type == "cuda"
     return array if on_gpu else to_numpy(array)
 
@@ -191,44 +184,37 @@ def as_device(array: Array, reference: Array) -> Array:
 
 
 def device(array: Array) -> Any:
-    """Where the array lives."""
     return array_api_compat.device(array)
 
 
-def rows(array: Array, index: np.ndarray[Any, Any]) -> Array:
+def rows(array: Array, index: NumpyArray) -> Array:
     """The entries along the first axis at positions given in numpy."""
     xp = namespace(array)
     return xp.take(array, xp.asarray(index, device=device(array)), axis=0)
 
 
 def zeros(shape: tuple[int, ...], reference: Array) -> Array:
-    """Zeros with the namespace, device and dtype of `reference`."""
     return namespace(reference).zeros(shape, dtype=reference.dtype, device=device(reference))
 
 
 def empty(shape: tuple[int, ...], reference: Array) -> Array:
-    """An array with the namespace, device and dtype of `reference`, uninitialised."""
     return namespace(reference).empty(shape, dtype=reference.dtype, device=device(reference))
 
 
 def ones(shape: tuple[int, ...], reference: Array) -> Array:
-    """Ones with the namespace, device and dtype of `reference`."""
     return namespace(reference).ones(shape, dtype=reference.dtype, device=device(reference))
 
 
 def transpose(array: Array) -> Array:
-    """The last two axes exchanged."""
     return namespace(array).matrix_transpose(array)
 
 
 def single(array: Array) -> Array:
-    """The array in float32."""
     xp = namespace(array)
     return xp.astype(array, xp.float32, copy=False)
 
 
 def double(array: Array) -> Array:
-    """The array in float64."""
     xp = namespace(array)
     return xp.astype(array, xp.float64, copy=False)
 
@@ -244,7 +230,6 @@ def itemsize(array: Array) -> int:
 
 
 def squared_norm(array: Array) -> float:
-    """The sum of the squares of all entries."""
     return float(namespace(array).sum(array * array))
 
 
@@ -266,15 +251,13 @@ def relu(array: Array) -> Array:
 
 
 def copied(array: Array) -> Array:
-    """The same numbers in memory of their own."""
     return namespace(array).asarray(array, copy=True)
 
 
 def contiguous(array: Array) -> Array:
-    """The array with its last axis innermost in memory: itself where it is so already."""
-    if array_api_compat.is_torch_array(array):
-        return array.contiguous()
-    return np.ascontiguousarray(array)
+    """The array with its last axis innermost in memory, copied only if necessary."""
+    is_tensor = array_api_compat.is_torch_array(array)
+    return array.contiguous() if is_tensor else np.ascontiguousarray(array)
 
 
 def clip(array: Array, low: float | None, high: float | None, out: Array | None = None) -> Array:
@@ -287,7 +270,7 @@ def clip(array: Array, low: float | None, high: float | None, out: Array | None 
 def add_scaled(total: Array, factor: float, array: Array, out: Array) -> None:
     """Put total + factor · array into `out`; if that is `total`, the array is overwritten too.
 
-    A single pass through memory where the backend allows: on a GPU that is the whole cost.
+    Torch does it in a single pass through memory, which on a GPU is the whole cost.
     """
     if array_api_compat.is_torch_array(array):
         namespace(array).add(total, array, alpha=factor, out=out)

@@ -29,8 +29,8 @@ _GPU_SHARE = 32  # one part in 32 of a GPU's free memory: work needs dozens of a
 def block_bytes(reference: Array) -> int:
     """The size of blocks for work on arrays like this one: small on a CPU, large on a GPU.
 
-    On a GPU that has little memory free it is less, a power of two, so that blocks, and with them
-    the order of sums, do not depend on its last bytes.
+    If little memory of a GPU is free it is a smaller power of two, so that blocks, and the order of
+    sums, do not depend on the exact number of free bytes.
     """
     free = backend.gpu_memory(reference)
     if free is None:
@@ -68,9 +68,8 @@ def sum_over(blocks: Iterable[Block], term: Callable[[Block], Array]) -> Array:
 def run_over(blocks: Sequence[Block], work: Callable[[Block], None], reference: Array) -> None:
     """`work(block)` for all blocks: in threads and in any order for numpy, else one by one.
 
-    `reference` is an array of the kind that is worked on. For work of many small products and
-    passes over memory: BLAS does not share small products well, and its waiting threads are in each
-    other's way, so each block is given one thread.
+    `reference` is an array of the kind that is worked on. Each block has one thread, which is
+    faster than BLAS threads for small products and passes over memory.
 
     >>> totals = [0, 0]
     >>> import numpy as np
@@ -82,9 +81,9 @@ def run_over(blocks: Sequence[Block], work: Callable[[Block], None], reference: 
     with threads.single_threaded_blas(0):
         if count <= 1:
             map_over(blocks, work)
-            return
-        with ThreadPoolExecutor(count) as pool:
-            list(pool.map(work, blocks))
+        else:
+            with ThreadPoolExecutor(count) as pool:
+                list(pool.map(work, blocks))
 
 
 def fold_over(
@@ -110,15 +109,13 @@ def fold_over(
 
 
 def _in_order(
-    pool: ThreadPoolExecutor,
-    blocks: Iterable[Block],
-    work: Callable[[Block], Result],
-    most_pending: int,
+    pool: ThreadPoolExecutor, blocks: Iterable[Block], work: Callable[[Block], Result], most: int
 ) -> Iterator[Result]:
+    """Results in the order of the blocks, at most `most` of them pending."""
     pending: deque[Future[Result]] = deque()
     for block in blocks:
         pending.append(pool.submit(work, block))
-        if len(pending) >= most_pending:
+        if len(pending) >= most:
             yield pending.popleft().result()
     while pending:
         yield pending.popleft().result()

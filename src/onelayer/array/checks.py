@@ -29,12 +29,12 @@ def whole_number(value: Any, name: str, least: int) -> int:
 
 def positive_number(value: Any, name: str) -> float:
     """A finite number above 0."""
+    message = f"{name} is {value!r}, expected a finite number above 0"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {value!r}, expected a finite number above 0")
-    number = float(value)
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name} is {value!r}, expected a finite number above 0")
-    return number
+        raise TypeError(message)
+    if not 0 < float(value) < math.inf:
+        raise ValueError(message)
+    return float(value)
 
 
 def numbers_of(value: Any, name: str) -> np.ndarray[Any, Any]:

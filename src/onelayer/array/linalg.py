@@ -14,24 +14,23 @@ from onelayer.array.backend import Array
 
 
 def add_gram(total: Array, rows: Array) -> Array:
-    """total + rows rowsᵀ, of which only the lower triangle is computed: (m, m) and (m, k).
+    """total (m, m) + rows rowsᵀ for rows (m, k), in the memory of `total` where possible.
 
-    The result takes total's memory where it can. What is above the diagonal is not to be read.
+    Only the lower triangle is computed. Entries above the diagonal are arbitrary.
     """
     if array_api_compat.is_numpy_array(total):
         (syrk,) = get_blas_funcs(("syrk",), (total,))
-        # BLAS thinks in columns: the lower triangle of `total` is the upper one of its transpose.
+        # BLAS stores by columns: the lower triangle of `total` is the upper one of its transpose.
         factor, transposed = (rows, 0) if rows.flags.f_contiguous else (rows.T, 1)
         return syrk(1.0, factor, beta=1.0, c=total.T, trans=transposed, lower=0, overwrite_c=1).T
-    size = total.shape[0]
-    for part in _strips(size):  # a strip ends at the diagonal: little more than half is computed
+    for part in _strips(total.shape[0]):  # a strip ends at the diagonal
         total[part, : part.stop] += rows[part, :] @ backend.transpose(rows[: part.stop, :])
     return total
 
 
 def less_outer(matrix: Array, column: Array, row: Array) -> Array:
     """matrix - column rowᵀ, in the matrix's memory."""
-    if array_api_compat.is_numpy_array(matrix) and matrix.size > 0:  # BLAS takes none that is empty
+    if array_api_compat.is_numpy_array(matrix) and matrix.size > 0:  # BLAS refuses empty ones
         (ger,) = get_blas_funcs(("ger",), (matrix,))
         return ger(-1.0, row, column, a=matrix.T, overwrite_a=1).T
     matrix -= column[:, None] * row[None, :]
@@ -52,16 +51,15 @@ def add_to_diagonal(matrix: Array, value: float) -> None:
 def cholesky(matrix: Array) -> Array | None:
     """The lower factor of a symmetric matrix given by its lower triangle, in its memory for numpy.
 
-    None if the matrix is not positive definite in its precision. What is above the diagonal is
-    not to be read.
+    None if the matrix is not positive definite in its precision. Entries above the diagonal are
+    arbitrary.
     """
     if array_api_compat.is_numpy_array(matrix):
         (potrf,) = get_lapack_funcs(("potrf",), (matrix,))
         upper, info = potrf(matrix.T, lower=0, overwrite_a=1, clean=0)
         return upper.T if info == 0 and np.isfinite(upper[-1, -1]) else None
     if array_api_compat.is_torch_array(matrix):
-        torch = backend.namespace(matrix)
-        factor, info = torch.linalg.cholesky_ex(matrix)
+        factor, info = backend.namespace(matrix).linalg.cholesky_ex(matrix)
         return factor if int(info) == 0 else None
     try:
         factor = backend.namespace(matrix).linalg.cholesky(mirrored(matrix))
@@ -76,13 +74,13 @@ def inverse(matrix: Array) -> Array:
         return symmetrised(backend.namespace(matrix).linalg.inv(matrix))
     diagonal = matrix.diagonal().copy()
     factor = cholesky(matrix)
-    if factor is None:  # what is above the diagonal is still there
+    if factor is None:  # entries above the diagonal are unchanged
         np.einsum("ii->i", matrix)[:] = diagonal
         return symmetrised(np.linalg.inv(np.triu(matrix) + np.triu(matrix, k=1).T))
     (potri,) = get_lapack_funcs(("potri",), (matrix,))
     upper, _ = potri(factor.T, lower=0, overwrite_c=1)
     inverted: Array = upper.T
-    for strip in _strips(len(inverted)):  # what is above the diagonal is what is below it
+    for strip in _strips(len(inverted)):  # copies the lower triangle to the upper one
         inverted[: strip.start, strip] = inverted[strip, : strip.start].T
         inverted[strip, strip] = mirrored(inverted[strip, strip])
     return inverted
@@ -109,15 +107,15 @@ def solve_lower(lower: Array, right: Array, transposed: bool = False) -> Array:
 def eigh(matrix: Array) -> tuple[Array, Array]:
     """Eigenvalues, ascending, and eigenvectors of a matrix given by its lower triangle.
 
-    NaN throughout where the matrix has overflowed, as products of such a matrix would be.
+    All are NaN if the diagonal has overflowed.
     """
     xp = backend.namespace(matrix)
     if not bool(xp.all(xp.isfinite(xp.linalg.diagonal(matrix)))):
         return xp.nan * xp.linalg.diagonal(matrix), xp.nan * matrix
     if array_api_compat.is_numpy_array(matrix):
         values, vectors = scipy.linalg.eigh(matrix, lower=True, driver="evd", check_finite=False)
-        return values, vectors
-    values, vectors = xp.linalg.eigh(mirrored(matrix))
+    else:
+        values, vectors = xp.linalg.eigh(mirrored(matrix))
     return values, vectors
 
 
@@ -138,6 +136,6 @@ def symmetric_product(matrix: Array, vector: Array) -> Array:
 
 
 def _strips(size: int) -> list[slice]:
-    """A range in eight parts or fewer."""
+    """At most eight slices of a range."""
     step = -(-size // 8)
     return [slice(start, min(size, start + step)) for start in range(0, size, step)]

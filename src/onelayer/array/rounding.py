@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import array_api_compat
 import numpy as np
@@ -33,8 +33,7 @@ _MOST_ENTRIES = 100_000
 _USED = 0.3  # share of the nonzero entries that use the last bit or digit of their format
 _MOST_DIGITS = 8  # decimals, or significant digits, that are looked for
 # Decimal fractions are stored in binary, so v is an integer only up to a relative error: that of
-# storage and that of computing v. Where v may be off by more than this, being near an integer says
-# nothing.
+# storage and that of computing v. Larger errors of v would make any number look like an integer.
 _NEAR = 0.05
 _COMPUTING = 2.0**-50
 _FEWEST_VALUES, _FEWEST_INTEGERS = 5, 20  # distinct magnitudes: fewer may be labels or counts
@@ -71,11 +70,9 @@ class _Format:
 
     def spacing(self, values: Values) -> Values:
         _, exponents = np.frexp(values)
-        found: Values = np.ldexp(1.0, np.maximum(exponents - self.bits, self.lowest))
-        return found
+        return cast(Values, np.ldexp(1.0, np.maximum(exponents - self.bits, self.lowest)))
 
     def holds(self, values: Values) -> bool:
-        """Whether all values can be represented."""
         if float(np.abs(values).max()) > self.largest:
             return False
         steps = values / self.spacing(values)
@@ -98,20 +95,9 @@ COARSEST = 2.0**-8  # the largest unit that is recognised
 def rounding(array: Array) -> Rounding:
     """The coarsest format that the entries of a real, finite array were rounded to.
 
-    Parameters
-    ----------
-    array : array
-        Inputs or outputs of any shape, backend and real dtype. At most 100,000 entries are looked
-        at, evenly spread.
+    Its name is "bfloat16", "float16", "float32", "3 decimals", "4 significant digits" and the like,
+    or "float64" if no coarser format is recognised. Of large arrays, 100,000 entries are used.
 
-    Returns
-    -------
-    Rounding
-        Named "bfloat16", "float16", "float32", "3 decimals", "4 significant digits" and the like;
-        "float64" if no coarser format is recognised.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> X = np.random.default_rng(0).standard_normal((50, 4, 8))
     >>> rounding(X.astype(np.float16).astype(np.float64)).name
@@ -121,7 +107,11 @@ def rounding(array: Array) -> Rounding:
     >>> rounding(np.sign(X)).name
     'float64'
     """
-    entries = _some_entries(array)
+    size = int(array_api_compat.size(array) or 0)
+    flat = backend.namespace(array).reshape(backend.detached(array), (-1,))
+    if size > _MOST_ENTRIES:  # evenly spread
+        flat = backend.rows(flat, np.linspace(0, size - 1, _MOST_ENTRIES).astype(np.int64))
+    entries = backend.to_numpy(backend.double(flat))
     nonzero = entries[entries != 0]
     if nonzero.size == 0:
         return Rounding(_FLOAT64.name, 0.0)
@@ -130,19 +120,8 @@ def rounding(array: Array) -> Rounding:
     share = math.sqrt(nonzero.size / entries.size)  # zeros are exact
     found = [Rounding(floats.name, _rms_error(floats.spacing(nonzero)) * share)]
     error = 2.0**-stored.bits + _COMPUTING
-    found += _decimals(nonzero, error)
-    found += _significant_digits(nonzero, entries.size, error)
+    found += [*_decimals(nonzero, error), *_significant_digits(nonzero, share, error)]
     return max(found, key=lambda one: one.error)
-
-
-def _some_entries(array: Array) -> Values:
-    """Up to `_MOST_ENTRIES` entries in float64, evenly spread over the array."""
-    xp = backend.namespace(array)
-    size = int(array_api_compat.size(array) or 0)
-    flat = xp.reshape(backend.detached(array), (-1,))
-    if size > _MOST_ENTRIES:
-        flat = backend.rows(flat, np.linspace(0, size - 1, _MOST_ENTRIES).astype(np.int64))
-    return backend.to_numpy(backend.double(flat))
 
 
 def _rms_error(spacing: Values) -> float:
@@ -152,41 +131,31 @@ def _rms_error(spacing: Values) -> float:
 
 
 def _decimals(nonzero: Values, error: float) -> Iterator[Rounding]:
-    """Roundings to a number of decimals that the values agree with; the coarsest is enough."""
+    """The coarsest rounding to decimals that the values agree with, if any."""
     largest = float(np.abs(nonzero).max())
     for places in range(_MOST_DIGITS + 1):
-        # Integers are stored as they are, in any format that fits.
-        relative = error if places else _COMPUTING
+        relative = error if places else _COMPUTING  # integers are stored exactly
         if largest * relative > _NEAR * 10.0**-places:
             continue
-        steps = nonzero * 10.0**places
         fewest = _FEWEST_VALUES if places else _FEWEST_INTEGERS
-        if _is_decimal(steps, relative, fewest):
+        if _is_decimal(nonzero * 10.0**places, relative, fewest):
             yield Rounding(f"{places} decimals", 10.0**-places / math.sqrt(12))
             return
 
 
-def _significant_digits(nonzero: Values, count: int, error: float) -> Iterator[Rounding]:
-    """Roundings to significant digits that the values agree with; the coarsest is enough.
-
-    `count` is the number of entries with the zeros, which are exact.
-    """
-    significand, exponents = _decimal_parts(nonzero)
+def _significant_digits(nonzero: Values, share: float, error: float) -> Iterator[Rounding]:
+    """The coarsest rounding to significant digits that the values agree with, if any."""
+    # x = f · 10^e with 1 <= |f| < 10; powers are split so that none of them overflows.
+    exponents = np.floor(np.log10(np.abs(nonzero)))
+    half = np.floor(exponents / 2)
+    significand = nonzero / 10.0**half / 10.0 ** (exponents - half)
     for digits in range(2, _MOST_DIGITS + 1):
         if 10.0**digits * error > _NEAR:
             return
         if _is_decimal(significand * 10.0 ** (digits - 1), error, _FEWEST_INTEGERS):
-            found = _rms_error(10.0 ** (exponents + 1 - digits)) * math.sqrt(nonzero.size / count)
+            found = _rms_error(10.0 ** (exponents + 1 - digits)) * share
             yield Rounding(f"{digits} significant digits", found)
             return
-
-
-def _decimal_parts(nonzero: Values) -> tuple[Values, Values]:
-    """x = f · 10^e with 1 <= |f| < 10; powers are split so that none of them overflows."""
-    exponents = np.floor(np.log10(np.abs(nonzero)))
-    half = np.floor(exponents / 2)
-    significand = nonzero / 10.0**half / 10.0 ** (exponents - half)
-    return significand, exponents
 
 
 def _is_decimal(steps: Values, error: float, fewest: int) -> bool:

@@ -73,10 +73,7 @@ def _thread_pools() -> ThreadpoolController:
 
 @contextmanager
 def allow_tf32(reference: Array) -> Iterator[None]:
-    """Products of float32 on a GPU may keep three digits only while the context lasts (TF32).
-
-    They are several times as fast. Elsewhere nothing changes.
-    """
+    """Allow float32 products on a GPU with three digits, several times as fast, in a context."""
     if backend.gpu_memory(reference) is None:
         yield
         return

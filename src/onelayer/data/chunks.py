@@ -12,11 +12,9 @@ Everything in this package is a sum over examples, so algorithms are written onc
 `Streamed` computes nothing before it is reduced, and never holds more than one chunk. `OnCluster`
 (in `dask.py`) does the same on the workers of a Dask cluster.
 
-Chunks are merged in their order, by a tree that depends on nothing but their number, so results
-repeat bit for bit. `work` must not change its arguments.
-
-A chunk is what is read at a time, tens of megabytes. Work on a chunk cuts it into blocks that suit
-a processor's cache (`onelayer.array.blocks`).
+Chunks are merged in their order, by a tree that depends only on their number, so results repeat
+bit for bit. `work` must not change its arguments. A chunk is tens of megabytes, read at a time;
+work on it is done in blocks that suit a processor's cache (`onelayer.array.blocks`).
 """
 
 from __future__ import annotations
@@ -26,7 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import count
-from typing import Any, ClassVar, Generic, TypeVar
+from operator import attrgetter
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -83,13 +82,12 @@ class Chunk:
 class Chunks(ABC, Generic[T]):
     """One value for every chunk, computed or yet to be computed.
 
-    A new kind of storage subclasses this. `_precedence` decides where work on chunks of different
-    kinds is done: at the kind with the largest.
+    Work on chunks of different kinds is done where the kind with the largest `_precedence` is.
     """
 
     _precedence: ClassVar[int]
     in_memory: ClassVar[bool] = False  # whether all values are held in this process
-    recomputed: ClassVar[bool] = False  # whether values are computed anew in every pass
+    recomputed: ClassVar[bool] = False  # whether values are computed again in every pass
     remote: ClassVar[bool] = False  # whether values are computed by other processes
 
     @abstractmethod
@@ -130,8 +128,7 @@ class Chunks(ABC, Generic[T]):
     ) -> R:
         """`work(value, part)` for the parts of every value, merged in their order.
 
-        `reference` is an array of the kind that `work` works on. Progress is reported part by part
-        where the work is done in this process.
+        `reference` is an array of the kind that `work` uses. Progress is by parts in this process.
 
         >>> InMemory(("ab", "c")).fold(list, lambda _, one: one.upper(), str.__add__, np.ones(1))
         'ABC'
@@ -155,13 +152,13 @@ class Chunks(ABC, Generic[T]):
 
     @abstractmethod
     def persist(self, size: float, limit: float = KEPT_BYTES) -> Chunks[T]:
-        """The same values, held between passes if `size` bytes fit within the limit.
+        """The same values, held between passes if `size` bytes fit.
 
-        The limit counts in this process; a cluster has one of its own.
+        `limit` is that of this process; a cluster has one of its own.
         """
 
     def recompute(self) -> Chunks[T]:
-        """The same values, one by one: what is computed from them is computed in every pass."""
+        """The same values; what is computed from them is computed again in every pass."""
         return self
 
     @abstractmethod
@@ -207,11 +204,8 @@ class InMemory(Chunks[T]):
         return Streamed(lambda positions: (self.values[i] for i in positions), (*range(len(self)),))
 
     def _map(self, work: Callable[..., R], arguments: Sequence[object]) -> InMemory[R]:
-        return InMemory(
-            tuple(
-                work(*(value_at(argument, i) for argument in arguments)) for i in range(len(self))
-            )
-        )
+        seen = ([value_at(one, i) for one in arguments] for i in range(len(self)))
+        return InMemory(tuple(work(*values) for values in seen))
 
     def _reduce(self, merge: Callable[[T, T], T], progress: Progress) -> T:
         return reduce(merge, self.values)
@@ -235,26 +229,20 @@ class Visit:
         """The value of some chunks for this chunk, computed once in a pass."""
         if id(of) not in self.known:
             self.known[id(of)] = of.compute(self)
-        found: T = self.known[id(of)]
-        return found
-
-
-def _origin(visit: Visit) -> Any:
-    return visit.origin
+        return cast(T, self.known[id(of)])
 
 
 @dataclass(frozen=True, eq=False)
 class Streamed(Chunks[T]):
-    """Values that are computed anew in every pass, one chunk after the other.
+    """Values that are computed again in every pass, one chunk after the other.
 
-    `read` gives what was read of the chunks at some positions, and `compute` the value from that.
-    Values that depend on one another share the same `read`, and in a pass each of them is computed
-    once for every chunk.
+    `read` yields what was read of the chunks at some positions, and `compute` the value from that.
+    Values that depend on one another share `read`; a pass computes each once for every chunk.
     """
 
     read: Callable[[Sequence[int]], Iterator[Any]]
     positions: tuple[int, ...]
-    compute: Callable[[Visit], T] = _origin
+    compute: Callable[[Visit], T] = attrgetter("origin")
     _precedence = 1
     recomputed = True
 
@@ -283,7 +271,6 @@ class Streamed(Chunks[T]):
         return reduce(merge, self._values(progress))
 
     def _values(self, progress: Progress) -> Iterator[T]:
-        """The values of all chunks; none is held when the next one is read."""
         origins = self.read(self.positions)
         values = map(lambda *visited: Visit(*visited).value(self), self.positions, origins)
         for done in range(1, len(self) + 1):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial, reduce
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -60,7 +60,8 @@ class OnCluster(Chunks[T]):
             return list(map(_released, self.client.gather(futures)))
 
     def persist(self, size: float, limit: float = KEPT_BYTES) -> OnCluster[T]:
-        if size > _CLUSTER_SHARE * _memory(self.client):
+        workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
+        if size > _CLUSTER_SHARE * float(sum(worker["memory_limit"] or 0 for worker in workers)):
             return self
         return replace(self, values=tuple(self.client.persist(list(self.values))))
 
@@ -90,8 +91,7 @@ class OnCluster(Chunks[T]):
         with _released_at_end([total, *values]):
             del values
             _report(finished, len(self), progress)
-            result: T = _released(total.result())
-            return result
+            return cast(T, _released(total.result()))
 
     def fold(
         self,
@@ -116,11 +116,11 @@ class OnCluster(Chunks[T]):
 class _Held:
     """A value on a worker, with its size in bytes: Dask moves small values only.
 
-    Dask takes a dataclass for a few bytes, whatever arrays it has.
+    Dask assumes that a dataclass takes a few bytes, even if it has large arrays.
 
     The value is sent in one piece. Arrays that are sent one by one become views of a message, which
-    need not be aligned, and numpy multiplies unaligned arrays in another way: the last bits of
-    results would depend on which values were sent.
+    may be unaligned. numpy multiplies unaligned arrays in another way: the last bits of results
+    would depend on which values were sent.
     """
 
     value: Any
@@ -174,7 +174,7 @@ def _released_at_end(futures: Sequence[Any]) -> Iterator[None]:
     """Release the futures that are still held at the end, also after an error.
 
     The traceback of an error would hold them. The cluster would then repeat the error without
-    trying again, and after an interruption it would compute values that nobody needs.
+    trying again, and after an interruption continue to compute.
     """
     watched = [weakref.ref(future) for future in futures]
     del futures
@@ -190,7 +190,7 @@ def _merge_all(merge: _Held, values: Sequence[Any]) -> _Held:
 
 
 def _finished(futures: Sequence[Any]) -> Iterator[Any]:
-    """Futures as they finish, held no longer than until the next one is asked for."""
+    """Futures as they finish, each held until the next one is requested."""
     from distributed import as_completed
 
     return iter(as_completed(futures))
@@ -202,14 +202,6 @@ def _report(finished: Iterator[Any], count: int, progress: Progress) -> None:
         if future.status in ("error", "cancelled"):
             return
         progress(done / count)
-
-
-def _memory(client: Any) -> float:
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    return float(sum(worker["memory_limit"] or 0 for worker in workers))
-
-
-# Arrays
 
 
 def is_dask(value: object) -> bool:
@@ -275,7 +267,15 @@ class DaskArrays(Storage):
 
     def _check(self) -> None:
         for name, value in self.given.items():
-            _check_cut(value, name)
+            if not hasattr(value, "ndim"):
+                raise TypeError(f"{name} is a function, expected a Dask array as others are")
+            if value.ndim == 0:
+                raise ValueError(f"{name} is a single value, expected an array of examples")
+            if np.isnan(value.shape[0]):
+                raise ValueError(
+                    f"{name} has chunks of unknown size, expected known ones: "
+                    f"{name}.compute_chunk_sizes() finds them"
+                )
         common_length({name: int(array.shape[0]) for name, array in self.given.items()})
 
     def _cut_alike(self) -> list[Any]:
@@ -292,26 +292,11 @@ class DaskArrays(Storage):
         ]
 
 
-def _check_cut(value: Any, name: str) -> None:
-    """Refuse what cannot be cut like a Dask array."""
-    if not hasattr(value, "ndim"):
-        raise TypeError(f"{name} is a function, expected a Dask array as others are")
-    if value.ndim == 0:
-        raise ValueError(f"{name} is a single value, expected an array of examples")
-    if np.isnan(value.shape[0]):
-        raise ValueError(
-            f"{name} has chunks of unknown size, expected known ones: "
-            f"{name}.compute_chunk_sizes() finds them"
-        )
-
-
 def _chunk(start: int, *parts: Any) -> Chunk:
     return Chunk(start, parts)
 
 
-def _computed(
-    begins: Sequence[int], delayed: Sequence[Sequence[Any]], positions: Sequence[int]
-) -> Iterator[Chunk]:
+def _computed(begins: list[int], delayed: list[Any], positions: Sequence[int]) -> Iterator[Chunk]:
     import dask
 
     for i in positions:
@@ -331,15 +316,10 @@ def _on_block(
 def _current_client() -> Any:
     """The client of the cluster in use, or None."""
     distributed = sys.modules.get("distributed")
-    if distributed is None:
-        return None
     try:
-        return distributed.default_client()
+        return None if distributed is None else distributed.default_client()
     except ValueError:
         return None
-
-
-# Connections
 
 
 def connect(address: str) -> Any:
@@ -371,7 +351,7 @@ def connect(address: str) -> Any:
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Work on Dask arrays is done by this cluster in the context; if it fails, OSError."""
+    """Work on Dask arrays is done by this cluster in the context; OSError if it fails."""
     client = connect(address)
     from distributed import KilledWorker
 

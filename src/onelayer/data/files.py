@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from onelayer.array import backend
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 from onelayer.data import chunks
 from onelayer.data.chunks import Chunk, Streamed
 from onelayer.data.storage import Positions, Shape, Storage, Work, common_length
@@ -35,12 +35,9 @@ class LargeFiles(Storage):
 
     @staticmethod
     def recognises(value: object) -> bool:
-        if not isinstance(value, np.memmap):
-            return False
-        return value.ndim == 3 and value.nbytes > chunks.CHUNK_BYTES
-
-    def samples(self) -> tuple[Array, ...]:
-        return tuple(array[:1, ...] for array in self.given.values())
+        return (
+            isinstance(value, np.memmap) and value.ndim == 3 and value.nbytes > chunks.CHUNK_BYTES
+        )
 
     def chunks(self) -> tuple[Streamed[Chunk], Positions]:
         starts = self._starts()
@@ -125,13 +122,12 @@ def dask_arrays(path: str | Path) -> dict[str, Any]:
         }
 
 
-def open_npy(path: Path) -> np.ndarray[Any, Any]:
+def open_npy(path: Path) -> NumpyArray:
     """A .npy file, mapped into memory."""
     try:
-        found: np.ndarray[Any, Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        return cast(NumpyArray, np.load(path, mmap_mode="r", allow_pickle=False))
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path} is not a whole .npy file of a plain array") from error
-    return found
 
 
 @dataclass(frozen=True)
@@ -166,32 +162,26 @@ def _opened(path: Path, only: str = "*") -> Iterator[Mapping[str, Any]]:
         raise FileNotFoundError(f"no such file or directory on {platform.node()}: {path}")
     if path.suffix in HDF5:
         h5py = _needed("h5py")
-        with _hdf5_file(h5py, path) as file:
+        try:
+            opened = h5py.File(path)
+        except OSError as error:
+            raise ValueError(f"{path} is not a whole HDF5 file: {error}") from error
+        with opened as file:
             yield {name: one for name, one in file.items() if isinstance(one, h5py.Dataset)}
     elif path.suffix == ZARR:
-        yield _zarr_arrays(path)
+        zarr = _needed("zarr")
+        try:
+            arrays = dict(zarr.open_group(path, mode="r").arrays())
+        except (OSError, ValueError, TypeError, KeyError) as error:  # the metadata may be damaged
+            raise ValueError(f"{path} is not a Zarr group: {error}") from error
+        yield arrays
     elif path.is_dir():
         yield {file.stem: open_npy(file) for file in sorted(path.glob(f"{only}.npy"))}
     else:
         raise ValueError(f"{path} is a file, expected a folder of .npy files, .zarr, .h5 or .hdf5")
 
 
-def _hdf5_file(h5py: Any, path: Path) -> Any:
-    try:
-        return h5py.File(path)
-    except OSError as error:
-        raise ValueError(f"{path} is not a whole HDF5 file: {error}") from error
-
-
-def _zarr_arrays(path: Path) -> dict[str, Any]:
-    try:
-        return dict(_needed("zarr").open_group(path, mode="r").arrays())
-    except (OSError, ValueError, TypeError, KeyError) as error:  # as the metadata may be damaged
-        raise ValueError(f"{path} is not a Zarr group: {error}") from error
-
-
 def _needed(module: str, install: str | None = None) -> Any:
-    """An optional dependency."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -18,10 +18,7 @@ from onelayer.data.storage import Positions, Shape, Storage, Work, common_length
 
 
 class Functions(Storage):
-    """Functions that return an iterator over blocks, called once in every pass.
-
-    Arrays beside them are cut into the same blocks.
-    """
+    """Functions that return blocks, called once in every pass; arrays are cut like the blocks."""
 
     @staticmethod
     def recognises(value: object) -> bool:
@@ -66,8 +63,9 @@ class Functions(Storage):
         )
 
     def _pass(self) -> Iterator[Chunk]:
-        """Blocks of all arrays side by side, without empty ones."""
+        """Blocks of all arrays that belong together, without empty ones."""
         functions = {name: _blocks(self.given[name], name) for name in self.names}
+        whole = {n: int(array.shape[0]) for n, array in self.given.items() if n not in functions}
         start = 0
         for i in count():
             blocks = {name: next(blocks, None) for name, blocks in functions.items()}
@@ -79,13 +77,10 @@ class Functions(Storage):
             }
             part = slice(start, start + common_length(lengths))
             if part.start < part.stop:
-                yield Chunk(start, tuple(self._block(name, blocks, part) for name in self.given))
+                blocks |= {name: read_rows(self.given[name], part) for name in whole}
+                yield Chunk(start, tuple(blocks[name] for name in self.given))
             start = part.stop
-        whole = {n: int(array.shape[0]) for n, array in self.given.items() if n not in functions}
         common_length({self.names[0]: start} | whole)
-
-    def _block(self, name: str, blocks: Mapping[str, Array], part: slice) -> Array:
-        return blocks[name] if name in blocks else read_rows(self.given[name], part)
 
 
 def _blocks(function: Any, name: str) -> Iterator[Array]:

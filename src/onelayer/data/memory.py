@@ -18,9 +18,6 @@ class Memory(Storage):
     def recognises(value: object) -> bool:  # noqa: ARG004 - whatever no other storage recognises
         return True
 
-    def samples(self) -> tuple[Array, ...]:
-        return tuple(array[:1, ...] for array in self.given.values())
-
     def chunks(self) -> tuple[InMemory[Chunk], Positions]:
         n = common_length({name: int(array.shape[0]) for name, array in self.given.items()})
         return InMemory((self._chunk(),)), np.array([0, n])

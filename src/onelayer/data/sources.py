@@ -1,7 +1,4 @@
-"""Where examples come from: what was given is recognised here, and cut into chunks.
-
-Each kind of storage has a file of its own, which implements `storage.Storage`.
-"""
+"""The storage of examples is recognised here. Each kind implements `storage.Storage` in a file."""
 
 from __future__ import annotations
 
@@ -28,15 +25,11 @@ STORAGES: tuple[type[Storage], ...] = (DaskArrays, Functions, LargeFiles)
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Examples in chunks.
-
-    `starts` are the positions of the first examples of the chunks and, at the end, the number of
-    examples. `samples` has one example of every array, for shapes, dtypes and kinds.
-    """
+    """Examples in chunks."""
 
     chunks: Chunks[Chunk]
-    starts: Positions
-    samples: tuple[Array, ...]
+    starts: Positions  # of the chunks and, at the end, the number of examples
+    samples: tuple[Array, ...]  # one example of every array, for shapes, dtypes and kinds
 
     def __len__(self) -> int:
         return int(self.starts[-1] - self.starts[0])
@@ -44,7 +37,7 @@ class Source:
     @property
     def lengths(self) -> InMemory[int]:
         """The number of examples that each chunk has to have."""
-        return InMemory(tuple(int(length) for length in np.diff(self.starts)))
+        return InMemory(tuple(np.diff(self.starts).tolist()))
 
     def between(self, start: int, stop: int) -> Source:
         """The examples at positions of a range; they keep their positions."""
@@ -72,7 +65,7 @@ class Source:
         return found.take(np.searchsorted(ascending, positions))
 
     def first(self, count: int) -> tuple[Array | None, ...]:
-        """The first examples, brought to this process."""
+        """The first `count` examples, brought to this process."""
         return self.rows(np.arange(count))
 
     def in_pieces(self) -> Source:
@@ -80,9 +73,8 @@ class Source:
         if not self.chunks.in_memory:
             return self
         (chunk,) = self.chunks.collect()
-        return _source(
-            *_present({str(i): array for i, array in enumerate(chunk.arrays)}, LargeFiles)
-        )
+        named = {str(i): array for i, array in enumerate(chunk.arrays)}
+        return _source(*_present(named, LargeFiles))
 
 
 def _joined(parts: Sequence[Array | None]) -> Array | None:
@@ -115,10 +107,7 @@ def source(given: Mapping[str, Any]) -> Source:
 
 
 def sample(given: Mapping[str, Any]) -> tuple[Array, ...]:
-    """One example of every array, for its shape, dtype and kind.
-
-    Of functions the first block is computed; nothing else is read.
-    """
+    """One example of every array. Of functions the first block is computed."""
     storage, places = _opened(given)
     return _with_gaps(Chunk(0, storage.samples()), places).arrays
 
@@ -153,14 +142,13 @@ _Places: TypeAlias = tuple[int | None, ...]  # of the given arrays among those t
 
 
 def _opened(given: Mapping[str, Any]) -> tuple[Storage, _Places]:
-    there = {name: _checked(value, name) for name, value in given.items()}
+    there = dict(given)
+    for name, value in given.items():
+        refuse_generator(value, name)
+        if value is not None and not is_streamed(value):
+            there[name] = plain_array(value, name)
     kinds = (kind for kind in STORAGES if any(map(kind.recognises, there.values())))
     return _present(there, next(kinds, Memory))
-
-
-def _checked(value: Any, name: str) -> Any:
-    refuse_generator(value, name)
-    return value if value is None or is_streamed(value) else plain_array(value, name)
 
 
 def _present(given: Mapping[str, Any], kind: type[Storage]) -> tuple[Storage, _Places]:

@@ -33,9 +33,9 @@ class Storage(ABC):
     def recognises(value: object) -> bool:
         """Whether a value that a user passed is in this kind of storage."""
 
-    @abstractmethod
     def samples(self) -> tuple[Array, ...]:
         """One example of every array, for its shape, dtype and kind."""
+        return tuple(array[:1, ...] for array in self.given.values())
 
     @abstractmethod
     def chunks(self) -> tuple[Chunks[Chunk], Positions]:
