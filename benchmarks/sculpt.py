@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 import onelayer as ol
-from onelayer.lab.phase_reports import phase_reports
+from onelayer.lab.claims.six_phases import phase_reports
 from onelayer.lab.recovery_setup import CLAIMED, NEAR, score_factor, worst_head
 
 Size = tuple[int, int, int, int]

@@ -158,20 +158,19 @@ def by_size(**settings: Any) -> dict[Size, dict[str, Any]]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Claim:
     """A claim of a paper, or a conjecture about what it leaves open, as an experiment.
 
-    `sizes` has settings by size: numbers, text, or lists of them (see `by_size`). `cells` returns
-    the parameters of every cell for some settings. `measure` is called with them as keywords, in
-    any process on any machine, and returns the same values for the same parameters. `judge` returns
-    the checks of the verdict for the results of all cells, and `draw` draws these. `rule` describes
-    `judge`. A claim of the package has the `name` of its file.
+    `rule` describes `judge`. `sizes` has settings by size: numbers, text, or lists of them (see
+    `by_size`). `cells` returns the parameters of every cell for some settings. `measure` is called
+    with them as keywords, in any process on any machine, and returns the same values for the same
+    parameters. `judge` returns the checks of the verdict for the results of all cells, and `draw`
+    draws these. A claim of the package has the `name` of its file, and `title` and `prediction`
+    from its docstring.
     """
 
-    title: str
     source: str  # the paper
-    prediction: str
     rule: str
     sizes: Mapping[Size, Settings]
     measure: Callable[..., Measured] = field(repr=False)
@@ -179,6 +178,8 @@ class Claim:
     draw: Callable[[Results, Figure], None] = field(repr=False)
     cells: Callable[[Settings], Iterable[Parameters]] = field(default=grid, repr=False)
     kind: Kind = "claim"
+    title: str = ""
+    prediction: str = ""
     name: str = ""
 
     def settings(self, size: Size, changes: Settings | None = None) -> dict[str, Any]:

@@ -1,24 +1,17 @@
 """Targets that depend on the order of the keys, and their least error without it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from onelayer.theory import targets
 from onelayer.theory.targets import Target
 
 TEST_EXAMPLES = 8000  # an error is compared with an exact floor: its spread is about 1 %
-_TARGETS: dict[str, Callable[[int], Target]] = {
+# Of degree 1, by the dimension.
+TARGETS: dict[str, Callable[[int], Target]] = {
     "one position": lambda dim: targets.one_position(1, p=1, dim=dim),
     "alternating sum": lambda dim: targets.ordered_sum(dim, weights="alternating"),
     "increasing sum": lambda dim: targets.ordered_sum(dim, weights="increasing"),
 }
-ORDERED = tuple(_TARGETS)
-
-
-def target(name: str, dim: int) -> Target:
-    """A target of degree 1 that depends on the order of the keys."""
-    return _TARGETS[name](dim)
 
 
 def floor(name: str, dim: int, keys: int) -> float:
@@ -36,4 +29,4 @@ def floor(name: str, dim: int, keys: int) -> float:
         "increasing sum": (keys + 1) / 2,
     }[name]
     known = total**2 * targets.average_power(1, dim).variance(keys)
-    return 1 - known / target(name, dim).variance(keys)
+    return 1 - known / TARGETS[name](dim).variance(keys)

@@ -3,7 +3,6 @@ import pytest
 from lab_cases import judged, measured
 
 from onelayer import inputs
-from onelayer.lab import gradient_descent
 from onelayer.lab.claims import learned_attention as claim
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
@@ -109,7 +108,7 @@ def test_the_loss_is_that_of_the_layer():
     layer, other = (AttentionLayer.random(heads=2, dim=3, seed=seed) for seed in (0, 1))
     X = inputs.gaussian(6, 4, 3, seed=2)
     Y = other(X)
-    loss, _ = gradient_descent.loss(layer.attention, layer.projection, X, Y)
+    loss, _ = claim.loss(layer.attention, layer.projection, X, Y)
     assert loss == pytest.approx(np.sum((layer(X) - Y) ** 2) / np.sum(Y**2), rel=1e-12)
 
 
@@ -118,14 +117,14 @@ def test_gradients_are_finite_differences():
     X = inputs.gaussian(6, 4, 3, seed=2)
     Y = np.random.default_rng(3).standard_normal((6, 4, 2))
     weights = [layer.attention, layer.projection]
-    _, gradients = gradient_descent.loss(*weights, X, Y)
+    _, gradients = claim.loss(*weights, X, Y)
     for which, gradient in enumerate(gradients):
         for index in np.ndindex(gradient.shape):
             moved = []
             for step in (1e-5, -1e-5):
                 changed = [weight.copy() for weight in weights]
                 changed[which][index] += step
-                moved.append(gradient_descent.loss(*changed, X, Y)[0])
+                moved.append(claim.loss(*changed, X, Y)[0])
             assert gradient[index] == pytest.approx((moved[0] - moved[1]) / 2e-5, abs=1e-8)
 
 
@@ -135,7 +134,7 @@ def test_more_steps_come_closer():
     Y = layer(X)
     left = []
     for steps in (10, 100, 1000):
-        found = gradient_descent.fit(X, Y, 1, steps, 0.03, np.random.default_rng(0))
+        found = claim.descend(X, Y, 1, steps, np.random.default_rng(0))
         left.append(np.sum((found(X) - Y) ** 2) / np.sum(Y**2))
     assert left[0] > left[1] > left[2]
     assert left[2] < 1e-8

@@ -1,10 +1,12 @@
-"""A bias of the heads towards keys like the query: where it helps, and what it costs."""
+"""A bias towards keys like the query helps where keys count by their likeness.
 
-from __future__ import annotations
+On f_{2,q} = (1/N) Σ_i <x_0, x_i>^q <β, x_i> the bound on attention whose heads have the identity as
+bias (BRFA) lacks the factor d^q of the bound without bias (RFA), so BRFA should have the smaller
+error for every q. On f_{1,1}, which does not depend on the query, the bias should not help.
+"""
 
 from onelayer.lab import figures, learning_setup, rules
 from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Result, Results, by_size
-from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import learning_curve, make_model
 from onelayer.theory import targets
 
@@ -30,6 +32,12 @@ def measure(model: str, dim: int, keys: int, heads: int, examples: int, seed: in
     sizes = learning_setup.sizes_up_to(examples, least=FEWEST, per_octave=1)
     curve = learning_curve(make_model(model, heads, dim, seed), chosen, keys, sizes, seed)
     return {"sizes": sizes, **learning_setup.errors_by_target(curve, chosen)}
+
+
+RULE = f"""Median over the seeds of the ratio of the test error of BRFA to that of RFA on the same
+examples, at sample sizes {FEWEST}, {2 * FEWEST}, {4 * FEWEST} and so on: for each of q = 1, 2, 3, 4
+at most {HELPS} at some size, and at most {HURTS} at the largest; on f_{{1,1}} above {HELPS} at
+every size."""
 
 
 def judge(results: Results) -> list[Check]:
@@ -76,7 +84,7 @@ def _ratios(results: Results) -> Results:
     return Results(tuple(ratios))
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     axes = figure.subplots()
     ratios = _ratios(results)
     for number, target in enumerate([LINEAR, *WEIGHTED.values()]):
@@ -87,23 +95,4 @@ def draw(results: Results, figure: Figure) -> None:
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-CLAIM = Claim(
-    title="A bias towards keys like the query helps where keys count by their likeness",
-    source=FIRST_PAPER,
-    prediction=(
-        "On f_{2,q} = (1/N) Σ_i <x_0, x_i>^q <β, x_i> the bound on attention whose heads have the "
-        "identity as bias (BRFA) lacks the factor d^q of the bound without bias (RFA), so BRFA "
-        "should have the smaller error for every q. On f_{1,1}, which does not depend on the "
-        "query, the bias should not help."
-    ),
-    rule=(
-        "Median over the seeds of the ratio of the test error of BRFA to that of RFA on the same "
-        f"examples, at sample sizes {FEWEST}, {2 * FEWEST}, {4 * FEWEST} and so on: for each of q "
-        f"= 1, 2, 3, 4 at most {HELPS} at some size, and at most {HURTS} at the largest; on "
-        f"f_{{1,1}} above {HELPS} at every size."
-    ),
-    sizes=SETTINGS,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Claim(FIRST_PAPER, RULE, SETTINGS, measure, judge, draw)

@@ -1,6 +1,11 @@
-"""Which bias of the random heads helps: the one that weighs keys as the target does."""
+"""The bias that helps is the one that weighs keys as the target does.
 
-from __future__ import annotations
+An open question of the paper. Conjecture: a bias W_0 helps as far as x_0 W_0 x_i is the correlation
+in the target. The identity helps on (1/N) Σ_i <x_0, x_i>^q <β, x_i>, and half of it (in size,
+coordinates or rank) helps in part. It does not help if the correlation is rotated to <x_0, S x_i>;
+there W_0 = S helps as much (exactly so in distribution, since Gaussian heads are invariant under
+rotations). The matching bias does no harm with any number of examples.
+"""
 
 from typing import Any
 
@@ -8,7 +13,6 @@ import numpy as np
 
 from onelayer.lab import figures, rules
 from onelayer.lab.claim import FIRST_PAPER, Check, Conjecture, Measured, Results, by_size
-from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.lab.seeds import generator
 from onelayer.theory import targets
@@ -73,6 +77,15 @@ def _rotation(dim: int, rng: np.random.Generator) -> Matrix:
     return np.asarray(factor * np.sign(np.diag(triangle)))
 
 
+RULE = f"""Median test errors relative to those without a bias, at the sample size where the
+identity helps most on the plain target. The matching bias leaves at most {HELP} on both targets,
+the identity on the rotated target and the rotation on the plain one at least {NO_HELP}; the shares
+of the two matches differ by a factor of at most {ALIKE}. On the plain target half the identity, the
+identity on half of the coordinates and a projection of half rank lie strictly between the identity
+and no bias, and twice the identity is below no bias. With every number of examples the identity
+leaves at most {NO_HARM} on the plain target."""
+
+
 def judge(results: Results) -> list[Check]:
     rules.require(results, "bias", BIASES)
     sizes = rules.at_least_two(results, "examples")
@@ -126,7 +139,7 @@ def _relative(results: Results) -> dict[tuple[str, str], float]:
     }
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     power = results.of("power")[0]
     shown = {
         f"plain target, $f_{{2,{power}}}$": (results, "plain"),
@@ -139,29 +152,4 @@ def draw(results: Results, figure: Figure) -> None:
         figures.predicted(panels[1], list(errors), list(errors.values()), label)
 
 
-CLAIM = Conjecture(
-    title="The bias that helps is the one that weighs keys as the target does",
-    source=FIRST_PAPER,
-    prediction=(
-        "An open question of the paper. Conjecture: a bias W_0 helps as far as x_0 W_0 x_i is the "
-        "correlation in the target. The identity helps on (1/N) Σ_i <x_0, x_i>^q <β, x_i>, and "
-        "half of it (in size, coordinates or rank) helps in part. It does not help if the "
-        "correlation is rotated to <x_0, S x_i>; there W_0 = S helps as much (exactly so in "
-        "distribution, since Gaussian heads are invariant under rotations). The matching bias does "
-        "no harm with any number of examples."
-    ),
-    rule=(
-        "Median test errors relative to those without a bias, at the sample size where the "
-        f"identity helps most on the plain target. The matching bias leaves at most {HELP} on both "
-        "targets, the identity on the rotated target and the rotation on the plain one at least "
-        f"{NO_HELP}; the shares of the two matches differ by a factor of at most {ALIKE}. On the "
-        "plain target half the identity, the identity on half of the coordinates and a projection "
-        "of half rank lie strictly between the identity and no bias, and twice the identity is "
-        f"below no bias. With every number of examples the identity leaves at most {NO_HARM} on "
-        "the plain target."
-    ),
-    sizes=SETTINGS,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Conjecture(FIRST_PAPER, RULE, SETTINGS, measure, judge, draw)

@@ -1,6 +1,10 @@
-"""Whether random layers meet the conditions under which a layer can be learned."""
+"""Random layers are not degenerate.
 
-from __future__ import annotations
+An open question of the paper: whether random layers are degenerate. Conjecture: layers with random
+attention and projection matrices meet its conditions with high probability, for the values that
+`conditions` needs. (The paper has orders of magnitude. The heads drawn here have one norm, so that
+the two scales and the norm ratio hold by construction, and singular gaps of any size suffice.)
+"""
 
 import re
 
@@ -8,7 +12,6 @@ import numpy as np
 
 from onelayer.lab import condition_margins, figures
 from onelayer.lab.claim import SECOND_PAPER, Check, Conjecture, Measured, Results, by_size
-from onelayer.lab.figures import Figure
 from onelayer.lab.seeds import generator
 from onelayer.recovery.conditions import survey_conditions
 
@@ -48,6 +51,11 @@ def _heads(shape: str) -> int:
     return int(shape.split("x")[0])
 
 
+RULE = f"""At least {SHARE:.0%} of random layers of every shape meet each condition, with the values
+that `conditions` needs. The median distance of 0 from the hull of m heads is at least {ORTHOGONAL}
+of that of orthogonal ones, 1/√m."""
+
+
 def judge(results: Results) -> list[Check]:
     relative = {
         shape: min(cell["hull distance"][1] for cell in part) * _heads(shape) ** 0.5
@@ -80,7 +88,7 @@ def _met(results: Results, group: str) -> Check:
     )
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     figure.set_size_inches(7.0, 4.2)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     condition_margins.draw(left, dict(results.by("shape")))
@@ -102,23 +110,4 @@ def draw(results: Results, figure: Figure) -> None:
     right.legend(title="heads x dim (x rank)")
 
 
-CLAIM = Conjecture(
-    title="Random layers are not degenerate",
-    source=SECOND_PAPER,
-    prediction=(
-        "An open question of the paper: whether random layers are degenerate. Conjecture: layers "
-        "with random attention and projection matrices meet its conditions with high probability, "
-        "for the values that `conditions` needs. (The paper has orders of magnitude. The heads "
-        "drawn here have one norm, so that the two scales and the norm ratio hold by construction, "
-        "and singular gaps of any size suffice.)"
-    ),
-    rule=(
-        f"At least {SHARE:.0%} of random layers of every shape meet each condition, with the "
-        "values that `conditions` needs. The median distance of 0 from the hull of m heads is at "
-        f"least {ORTHOGONAL} of that of orthogonal ones, 1/√m."
-    ),
-    sizes=SETTINGS,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Conjecture(SECOND_PAPER, RULE, SETTINGS, measure, judge, draw)

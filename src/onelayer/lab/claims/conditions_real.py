@@ -1,6 +1,10 @@
-"""Whether layers of a pretrained transformer meet the conditions for recovery."""
+"""Layers of a pretrained transformer meet the conditions.
 
-from __future__ import annotations
+An open question of the paper: whether its conditions hold in practice. Conjecture: the layers of a
+pretrained encoder (all-MiniLM-L6-v2, 12 heads of size 32 in 384 dimensions) meet all of them on
+inputs with entries ±1, as random layers of their shape should, and their scores have no bias of the
+keys, as in the paper's layer.
+"""
 
 from typing import Any
 
@@ -46,6 +50,11 @@ def _standing(layer: AttentionLayer) -> dict[str, Any]:
     return values | {f"{name} holds": condition.holds for name, condition in found.items()}
 
 
+RULE = f"""Every pretrained layer meets every condition, with the values that `conditions` needs,
+and has no key bias of more than {NO_BIAS} of a head's norm. Random layers with the same shape and
+median norm are shown for comparison only."""
+
+
 def judge(results: Results) -> list[Check]:
     real, drawn = (results.where(source=source) for source in (PRETRAINED, RANDOM))
     if not len(real):
@@ -85,23 +94,4 @@ def draw(results: Results, figure: Figure) -> None:
     condition_margins.draw(figure.subplots(), dict(results.by("source")))
 
 
-CLAIM = Conjecture(
-    title="Layers of a pretrained transformer meet the conditions",
-    source=SECOND_PAPER,
-    prediction=(
-        "An open question of the paper: whether its conditions hold in practice. Conjecture: the "
-        "layers of a pretrained encoder (all-MiniLM-L6-v2, 12 heads of size 32 in 384 dimensions) "
-        "meet all of them on inputs with entries ±1, as random layers of their shape should, and "
-        "their scores have no bias of the keys, as in the paper's layer."
-    ),
-    rule=(
-        "Every pretrained layer meets every condition, with the values that `conditions` needs, "
-        f"and has no key bias of more than {NO_BIAS} of a head's norm. Random layers with the same "
-        "shape and median norm are shown for comparison only."
-    ),
-    sizes=SETTINGS,
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Conjecture(SECOND_PAPER, RULE, SETTINGS, measure, judge, draw, cells)

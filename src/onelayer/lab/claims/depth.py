@@ -1,13 +1,17 @@
-"""Depth: whether more layers of frozen random heads learn functions of three tokens."""
+"""More layers of frozen random heads learn functions of three tokens.
 
-from __future__ import annotations
+An open question of the paper. Conjecture: one layer expresses averages of functions of two tokens;
+a second one, also random and frozen, makes functions of three tokens learnable, such as two hops
+(1/N²) Σ_{ij} <x_0, x_i> <x_i, x_j> <β, x_j>, at a cost on functions of two. Most of two hops is
+still an average over single keys; the rest, the three-token part, is exactly out of reach for one
+layer.
+"""
 
 from itertools import pairwise
 
 from onelayer.array.backend import Array
 from onelayer.lab import figures, rules
 from onelayer.lab.claim import FIRST_PAPER, Check, Conjecture, Measured, Results, by_size
-from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.theory import targets
 from onelayer.theory.targets import Target
@@ -74,6 +78,12 @@ def out_of_reach(results: Results) -> float:
     return three_token_part(dim).variance(keys) / targets.three_token(dim).variance(keys)
 
 
+RULE = f"""Median test errors with the most examples: depth 1 leaves at least {ABOVE} of the
+three-token part, and of two hops at least {ABOVE} of that part's share of the variance; some larger
+depth leaves at most {HELPS} of the part, and of two hops at most {HELPS} of what depth 1 leaves;
+the error on f_{{2,1}} rises with every layer."""
+
+
 def judge(results: Results) -> list[Check]:
     depths = rules.at_least_two(results, "depth")
     rules.require(results, "depth", [1])
@@ -110,7 +120,7 @@ def judge(results: Results) -> list[Check]:
     ]
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     figure.set_size_inches(7.0, 4.6)
     panels = figure.subplots(2, 2, sharex=True).ravel()
     sizes = results.of("examples")
@@ -129,24 +139,4 @@ def draw(results: Results, figure: Figure) -> None:
         axes.set_ylabel("test error / variance")
 
 
-CLAIM = Conjecture(
-    title="More layers of frozen random heads learn functions of three tokens",
-    source=FIRST_PAPER,
-    prediction=(
-        "An open question of the paper. Conjecture: one layer expresses averages of functions of "
-        "two tokens; a second one, also random and frozen, makes functions of three tokens "
-        "learnable, such as two hops (1/N²) Σ_{ij} <x_0, x_i> <x_i, x_j> <β, x_j>, at a cost on "
-        "functions of two. Most of two hops is still an average over single keys; the rest, the "
-        "three-token part, is exactly out of reach for one layer."
-    ),
-    rule=(
-        f"Median test errors with the most examples: depth 1 leaves at least {ABOVE} of the "
-        f"three-token part, and of two hops at least {ABOVE} of that part's share of the variance; "
-        f"some larger depth leaves at most {HELPS} of the part, and of two hops at most {HELPS} of "
-        "what depth 1 leaves; the error on f_{2,1} rises with every layer."
-    ),
-    sizes=SETTINGS,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Conjecture(FIRST_PAPER, RULE, SETTINGS, measure, judge, draw)

@@ -1,12 +1,15 @@
-"""Heads from far too few to far too many: the error peaks where parameters equal examples."""
+"""Too many heads do no harm: the error peaks at as many parameters as examples.
 
-from __future__ import annotations
+An open question of the paper. Conjecture, from the theory of random features: with almost no
+penalty the test error falls, rises to a peak where the M(d+1) parameters of M heads equal the n
+examples, and falls again to below its earlier minimum. With a penalty chosen by leave-one-out there
+is no peak, and more heads do no harm.
+"""
 
 import numpy as np
 
 from onelayer.lab import figures, rules
 from onelayer.lab.claim import FIRST_PAPER, Check, Conjecture, Measured, Results, Undecided, by_size
-from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.theory import targets
 
@@ -39,6 +42,13 @@ def measure(
     model = make_model("rfa", heads, dim, seed, alpha=PENALTIES[penalty])
     learned = {"error": targets.correlation_weighted(1, dim)}
     return errors_at(model, learned, keys, examples, seed, noise=noise)
+
+
+RULE = f"""Median test errors on f_{{2,1}} learned with noise. With almost no penalty the largest is
+where parameters and examples differ by a factor of at most {NEAR}; it is at least {PEAK:g} times
+the lowest with fewer heads and {PEAK:g} times that with the most heads; that with the most heads is
+no larger than the lowest with fewer heads than at the peak. With the penalty chosen by
+leave-one-out no error is more than {RISE} times the least with fewer heads."""
 
 
 def judge(results: Results) -> list[Check]:
@@ -83,7 +93,7 @@ def judge(results: Results) -> list[Check]:
     ]
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     axes = figure.subplots()
     figures.curves(axes, results, "heads", "error", by="penalty", label="penalty: {}".format)
     axes.set_yscale("log")
@@ -93,25 +103,4 @@ def draw(results: Results, figure: Figure) -> None:
     axes.set(xlabel="heads $M$", ylabel="test error / variance")
 
 
-CLAIM = Conjecture(
-    title="Too many heads do no harm: the error peaks at as many parameters as examples",
-    source=FIRST_PAPER,
-    prediction=(
-        "An open question of the paper. Conjecture, from the theory of random features: with "
-        "almost no penalty the test error falls, rises to a peak where the M(d+1) parameters of M "
-        "heads equal the n examples, and falls again to below its earlier minimum. With a penalty "
-        "chosen by leave-one-out there is no peak, and more heads do no harm."
-    ),
-    rule=(
-        "Median test errors on f_{2,1} learned with noise. With almost no penalty the largest is "
-        f"where parameters and examples differ by a factor of at most {NEAR}; it is at least "
-        f"{PEAK:g} times the lowest with fewer heads and {PEAK:g} times that with the most heads; "
-        "that with the most heads is no larger than the lowest with fewer heads than at the peak. "
-        f"With the penalty chosen by leave-one-out no error is more than {RISE} times the least "
-        "with fewer heads."
-    ),
-    sizes=SETTINGS,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Conjecture(FIRST_PAPER, RULE, SETTINGS, measure, judge, draw)

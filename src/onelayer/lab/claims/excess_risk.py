@@ -1,6 +1,9 @@
-"""The bounds on the excess risk: its rate in the examples, and which targets cost how many."""
+"""The excess risk falls and grows as its bound says.
 
-from __future__ import annotations
+With many heads the excess risk of random-feature attention is of order √(B(f)/n), up to logarithms:
+it falls as n^{-1/2} or faster, and the examples needed for an error grow with B(f)/Var, from target
+to target and with the dimension (a bound, without constants).
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -10,7 +13,6 @@ import numpy as np
 
 from onelayer.lab import figures, learning_setup, rules
 from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, Undecided, by_size
-from onelayer.lab.figures import Axes, Figure
 from onelayer.theory import bounds, targets
 
 ERROR = 0.1  # to reach, relative to the variance; rates are measured from there on
@@ -45,6 +47,14 @@ def measure(dim: int, noise: float, keys: int, heads: int, examples: int, seed: 
         **learning_setup.errors_by_target(curve, chosen),
         **{f"needed {name}": n for name, n in needed.items()},
     }
+
+
+RULE = f"""Learning curves of four targets in several dimensions, with and without noise in the
+training outputs, medians over the seeds. From an error of {ERROR} on, at {POINTS} sizes or more,
+the fitted exponent in n is at most {RATE}. Examples needed for {ERROR} grow from the least
+dimension to each other by at most {SLACK:g} times the predicted factor. In every dimension the
+targets rank as B(f)/Var does. Targets that never reach that error count only in the ranking, as
+last."""
 
 
 def judge(results: Results) -> list[Check]:
@@ -127,7 +137,7 @@ def _ranked(results: Results) -> Check:
     )
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     curves, sizes = figure.subplots(1, 2)
     dim, noises = max(results.of("dim")), results.of("noise")
     _draw_curves(curves, results.where(dim=dim, noise=max(noises)))
@@ -139,7 +149,7 @@ def draw(results: Results, figure: Figure) -> None:
         axes.legend()
 
 
-def _draw_curves(axes: Axes, results: Results) -> None:
+def _draw_curves(axes: figures.Axes, results: Results) -> None:
     points = rules.curve_points(results)
     for number, name in enumerate(TARGETS):
         figures.curve(axes, points, "examples", name, f"${name}$", number)
@@ -153,7 +163,7 @@ def _draw_curves(axes: Axes, results: Results) -> None:
     axes.set(xscale="log", yscale="log", xlabel="examples $n$", ylabel="excess risk / variance")
 
 
-def _draw_sizes(axes: Axes, results: Results) -> None:
+def _draw_sizes(axes: figures.Axes, results: Results) -> None:
     """Examples needed against their predicted order: for every target a line through the dims."""
     label = "predicted growth"
     for number, name in enumerate(TARGETS):
@@ -168,24 +178,4 @@ def _draw_sizes(axes: Axes, results: Results) -> None:
     axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=f"examples needed for {ERROR}")
 
 
-CLAIM = Claim(
-    title="The excess risk falls and grows as its bound says",
-    source=FIRST_PAPER,
-    prediction=(
-        "With many heads the excess risk of random-feature attention is of order √(B(f)/n), up to "
-        "logarithms: it falls as n^{-1/2} or faster, and the examples needed for an error grow "
-        "with B(f)/Var, from target to target and with the dimension (a bound, without constants)."
-    ),
-    rule=(
-        "Learning curves of four targets in several dimensions, with and without noise in the "
-        f"training outputs, medians over the seeds. From an error of {ERROR} on, at {POINTS} sizes "
-        f"or more, the fitted exponent in n is at most {RATE}. Examples needed for {ERROR} grow "
-        f"from the least dimension to each other by at most {SLACK:g} times the predicted factor. "
-        "In every dimension the targets rank as B(f)/Var does. Targets that never reach that error "
-        "count only in the ranking, as last."
-    ),
-    sizes=SETTINGS,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Claim(FIRST_PAPER, RULE, SETTINGS, measure, judge, draw)

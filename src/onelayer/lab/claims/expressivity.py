@@ -1,13 +1,14 @@
-"""More heads express more: the error of random-feature attention falls as heads are added."""
+"""Enough random heads express averages of two-token functions.
 
-from __future__ import annotations
+A random-feature attention layer with sufficiently many heads M expresses every average of a
+function of the query and one key: its squared error is of order B(f)/M.
+"""
 
 from functools import partial
 from itertools import pairwise
 
 from onelayer.lab import figures, rules
 from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, by_size
-from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import errors_at, make_model
 from onelayer.theory import targets
 
@@ -31,6 +32,11 @@ def measure(heads: int, dim: int, keys: int, examples: int, seed: int) -> Measur
     """The test errors on all targets."""
     learned = {name: target(dim) for name, target in TARGETS.items()}
     return errors_at(make_model("rfa", heads, dim, seed), learned, keys, examples, seed)
+
+
+RULE = f"""For every target the median test error falls with every step in the number of heads, in
+the last step as M^{RATE} or faster, and with the most heads at most {SHARE} of the target's
+variance is left."""
 
 
 def judge(results: Results) -> list[Check]:
@@ -62,7 +68,7 @@ def judge(results: Results) -> list[Check]:
     ]
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     axes = figure.subplots()
     heads = sorted(results.of("heads"))
     for number, target in enumerate(TARGETS):
@@ -74,20 +80,4 @@ def draw(results: Results, figure: Figure) -> None:
     axes.set(xscale="log", yscale="log", xlabel="heads $M$", ylabel="test error / variance")
 
 
-CLAIM = Claim(
-    title="Enough random heads express averages of two-token functions",
-    source=FIRST_PAPER,
-    prediction=(
-        "A random-feature attention layer with sufficiently many heads M expresses every average "
-        "of a function of the query and one key: its squared error is of order B(f)/M."
-    ),
-    rule=(
-        "For every target the median test error falls with every step in the number of heads, in "
-        f"the last step as M^{RATE} or faster, and with the most heads at most {SHARE} of the "
-        "target's variance is left."
-    ),
-    sizes=SETTINGS,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Claim(FIRST_PAPER, RULE, SETTINGS, measure, judge, draw)

@@ -1,6 +1,12 @@
-"""Hard instances: parities written as attention, compared with random layers of their shape."""
+"""Parities resist recovery where random layers of their shape do not.
 
-from __future__ import annotations
+In the worst case the cost of learning is exponential in the number of heads: a layer of m heads can
+hold the parity of m of d bits, which takes of order d^m statistical queries. Gauss-Newton steps
+should learn random layers of that shape from a constant times the examples that counting unknowns
+asks for. On parities they should need more and more examples, or fail, as bits are added. The six
+phases, which need outputs of many dimensions, should refuse. No wrong layer should be called
+converged.
+"""
 
 import math
 from dataclasses import replace
@@ -11,7 +17,6 @@ import numpy as np
 from onelayer import inputs
 from onelayer.lab import figures
 from onelayer.lab.claim import SECOND_PAPER, Check, Claim, Measured, Results, Undecided, by_size
-from onelayer.lab.figures import Axes, Figure
 from onelayer.lab.recovery_setup import NEAR, SCALE, Array, fewest_examples, worst_head
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
@@ -82,6 +87,14 @@ def output_error(estimate: AttentionLayer, truth: AttentionLayer, X: Array) -> f
     return float(np.linalg.norm(estimate(X) - outputs) / np.linalg.norm(outputs))
 
 
+RULE = f"""Examples are doubled until Gauss-Newton steps, with a limited number of steps, have
+outputs within {NEAR:.0%} on fresh inputs. Medians over seeds, for every number of tokens, with
+twice the most that was tried where that was not enough: random layers take at most {COUNTS:g} times
+the count of unknowns; parities of the most bits at least {HARDER:g} times as many as random layers,
+by a larger factor than for the fewest bits. The six phases refuse every parity, and no result that
+is said to be right has outputs off by more than {NEAR:.0%}."""
+
+
 def judge(results: Results) -> list[Check]:
     if len(results.of("heads")) < 2 or set(results.of("layer")) != set(NAMES):
         raise Undecided("parities of two numbers of bits are compared with random layers")
@@ -150,7 +163,7 @@ def by_tokens(values: dict[int, dict[int, float]]) -> str:
     return f"{'; '.join(parts)} for {heads} heads"
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     panels = figure.subplots(1, len(results.of("tokens")), sharey=True, squeeze=False)[0]
     for axes, (tokens, part) in zip(panels, results.by("tokens"), strict=True):
         figures.curves(axes, at_least(part), "heads", "times", "layer", NAMES.__getitem__)
@@ -164,7 +177,7 @@ def draw(results: Results, figure: Figure) -> None:
     panels[0].set_ylabel("examples needed / count")
 
 
-def draw_not_learned(axes: Axes, results: Results) -> None:
+def draw_not_learned(axes: figures.Axes, results: Results) -> None:
     """Arrows up from medians that are bounds only, since most seeds were not learned."""
     (largest,) = results.of("largest")
     for number, layer in enumerate(results.of("layer")):
@@ -175,28 +188,4 @@ def draw_not_learned(axes: Axes, results: Results) -> None:
     axes.set_ylim(top=4 * largest)
 
 
-CLAIM = Claim(
-    title="Parities resist recovery where random layers of their shape do not",
-    source=SECOND_PAPER,
-    prediction=(
-        "In the worst case the cost of learning is exponential in the number of heads: a layer of "
-        "m heads can hold the parity of m of d bits, which takes of order d^m statistical queries. "
-        "Gauss-Newton steps should learn random layers of that shape from a constant times the "
-        "examples that counting unknowns asks for. On parities they should need more and more "
-        "examples, or fail, as bits are added. The six phases, which need outputs of many "
-        "dimensions, should refuse. No wrong layer should be called converged."
-    ),
-    rule=(
-        "Examples are doubled until Gauss-Newton steps, with a limited number of steps, have "
-        f"outputs within {NEAR:.0%} on fresh inputs. Medians over seeds, for every number of "
-        "tokens, with twice the most that was tried where that was not enough: random layers take "
-        f"at most {COUNTS:g} times the count of unknowns; parities of the most bits at least "
-        f"{HARDER:g} times as many as random layers, by a larger factor than for the fewest bits. "
-        "The six phases refuse every parity, and no result that is said to be right has outputs "
-        f"off by more than {NEAR:.0%}."
-    ),
-    sizes=SETTINGS,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Claim(SECOND_PAPER, RULE, SETTINGS, measure, judge, draw)

@@ -1,13 +1,18 @@
-"""Examples needed as heads are added: by the provable learner, and by Gauss-Newton steps."""
+"""Each head multiplies what the provable learner needs, not what Gauss-Newton needs.
 
-from __future__ import annotations
+The six phases rest on rows on which all heads agree, which become exponentially rare in the number
+m of heads. The paper's bound on the time, and so on the examples, is (dk)^{O(m³)}, and exponential
+time is unavoidable in the worst case. Conjecture: on random layers of fewer heads than dimensions
+Gauss-Newton steps need a constant times the examples that counting unknowns asks for, at most
+linear in m. (With two tokens and nearly as many heads as dimensions they are known to end in local
+minima.)
+"""
 
 import math
 from itertools import pairwise
 
 from onelayer.lab import figures, recovery_setup, rules
 from onelayer.lab.claim import SECOND_PAPER, Check, Claim, Measured, Results, Undecided, by_size
-from onelayer.lab.figures import Axes, Figure
 from onelayer.lab.grids import grid_by_method
 from onelayer.lab.recovery_setup import NEAR, Method, fewest_examples, worst_head
 from onelayer.lab.seeds import generator
@@ -42,6 +47,12 @@ def measure(method: Method, heads: int, dim: int, tokens: int, largest: int, see
         if error <= NEAR:
             return {"examples": examples, "of_count": examples / count, "error": error}
     return {"examples": None, "of_count": None, "error": None}
+
+
+RULE = f"""Medians over seeds of the first number of examples with all heads within {NEAR:.0%};
+numbers grow by factors of 2 for the six phases and of √2 for Gauss-Newton steps. Each head
+multiplies the examples of the six phases by at least {GROWTH:g}. Gauss-Newton steps need at most
+{COUNTS:g} times the examples whose outputs, and scores, are as many as the unknowns."""
 
 
 def judge(results: Results) -> list[Check]:
@@ -79,7 +90,7 @@ def medians(results: Results, what: str) -> dict[int, float]:
     return dict(sorted(results.medians(what, by="heads").items()))
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     axes = figure.subplots()
     sculpt, refine = (results.where(method=method) for method in recovery_setup.METHODS)
     draw_growth(sculpt, axes)
@@ -93,7 +104,7 @@ def draw(results: Results, figure: Figure) -> None:
     figure.legend(loc="outside right center")
 
 
-def draw_growth(sculpt: Results, axes: Axes) -> None:
+def draw_growth(sculpt: Results, axes: figures.Axes) -> None:
     """The examples of the six phases, and the least growth from those of the fewest heads."""
     needed = medians(sculpt, "examples")
     (tokens,) = sculpt.of("tokens")
@@ -104,27 +115,4 @@ def draw_growth(sculpt: Results, axes: Axes) -> None:
         figures.predicted(axes, list(needed), grown, f"{GROWTH:g} times with each head", 0)
 
 
-CLAIM = Claim(
-    title="Each head multiplies what the provable learner needs, not what Gauss-Newton needs",
-    source=SECOND_PAPER,
-    prediction=(
-        "The six phases rest on rows on which all heads agree, which become exponentially rare in "
-        "the number m of heads. The paper's bound on the time, and so on the examples, is "
-        "(dk)^{O(m³)}, and exponential time is unavoidable in the worst case. Conjecture: on "
-        "random layers of fewer heads than dimensions Gauss-Newton steps need a constant times the "
-        "examples that counting unknowns asks for, at most linear in m. (With two tokens and "
-        "nearly as many heads as dimensions they are known to end in local minima.)"
-    ),
-    rule=(
-        f"Medians over seeds of the first number of examples with all heads within {NEAR:.0%}; "
-        "numbers grow by factors of 2 for the six phases and of √2 for Gauss-Newton steps. Each "
-        f"head multiplies the examples of the six phases by at least {GROWTH:g}. Gauss-Newton "
-        f"steps need at most {COUNTS:g} times the examples whose outputs, and scores, are as many "
-        "as the unknowns."
-    ),
-    sizes=SETTINGS,
-    cells=grid_by_method,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Claim(SECOND_PAPER, RULE, SETTINGS, measure, judge, draw, grid_by_method)

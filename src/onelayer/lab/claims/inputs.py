@@ -1,10 +1,13 @@
-"""Recovery from Gaussian and sphere inputs, compared with Boolean ones."""
+"""Recovery carries over from Boolean to Gaussian and sphere inputs.
 
-from __future__ import annotations
+The paper's theorem is for Boolean inputs; it says that its techniques extend to continuous ones
+such as Gaussian. Conjecture: nothing in the six phases depends on the kind of inputs. With scores
+of equal size they find heads as well on Gaussian and sphere inputs, and Gauss-Newton steps are
+exact on all.
+"""
 
 from onelayer.lab import claim, figures, recovery_setup, rules
 from onelayer.lab.claim import SECOND_PAPER, Check, Conjecture, Measured, Results, Undecided
-from onelayer.lab.figures import Figure
 from onelayer.lab.grids import grid_by_method
 from onelayer.lab.recovery_setup import CLAIMED, EXACT, NEAR, Method
 from onelayer.lab.seeds import generator
@@ -39,6 +42,12 @@ def measure(
     return recovery_setup.ended(found, layer)
 
 
+RULE = f"""With the most examples the median error of the worst head is at most {NEAR:g} (six
+phases, not polished) and {EXACT:g} (Gauss-Newton steps) on inputs of every kind; that of the six
+phases is at most {WORSE:g} times that on Boolean inputs; and no result that is said to be right is
+off by more than {CLAIMED:.0%}."""
+
+
 def judge(results: Results) -> list[Check]:
     errors = {
         method: part.where(examples=max(part.of("examples"))).medians("error", by="kind")
@@ -66,7 +75,7 @@ def judge(results: Results) -> list[Check]:
     ]
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     both = figure.subplots(1, len(ASKED))
     for axes, (method, part) in zip(both, results.by("method"), strict=True):
         sizes = part.of("examples")
@@ -77,24 +86,4 @@ def draw(results: Results, figure: Figure) -> None:
         figures.tick_examples(axes, sizes)
 
 
-CLAIM = Conjecture(
-    title="Recovery carries over from Boolean to Gaussian and sphere inputs",
-    source=SECOND_PAPER,
-    prediction=(
-        "The paper's theorem is for Boolean inputs; it says that its techniques extend to "
-        "continuous ones such as Gaussian. Conjecture: nothing in the six phases depends on the "
-        "kind of inputs. With scores of equal size they find heads as well on Gaussian and sphere "
-        "inputs, and Gauss-Newton steps are exact on all."
-    ),
-    rule=(
-        f"With the most examples the median error of the worst head is at most {NEAR:g} (six "
-        f"phases, not polished) and {EXACT:g} (Gauss-Newton steps) on inputs of every kind; that "
-        f"of the six phases is at most {WORSE:g} times that on Boolean inputs; and no result that "
-        f"is said to be right is off by more than {CLAIMED:.0%}."
-    ),
-    sizes=SETTINGS,
-    cells=grid_by_method,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Conjecture(SECOND_PAPER, RULE, SETTINGS, measure, judge, draw, grid_by_method)

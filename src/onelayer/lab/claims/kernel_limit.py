@@ -1,6 +1,9 @@
-"""With more heads, features and predictions converge to those of a kernel in closed form."""
+"""With many heads random-feature attention is a kernel method.
 
-from __future__ import annotations
+As heads are added, the Gram matrix of the features of RFA and BRFA converges to a kernel in closed
+form, and ridge regression on the features to ridge regression with the kernel, at the rate M^{-1/2}
+of averages over M independent heads.
+"""
 
 from typing import Any
 
@@ -11,7 +14,6 @@ from onelayer.features.estimators import AttentionFeatures, AttentionKernelRidge
 from onelayer.features.kernels.functions import attention_kernel
 from onelayer.lab import figures, rules
 from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, by_size
-from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import BIASES, PAPER, make_model
 from onelayer.lab.seeds import generator
 from onelayer.theory import targets
@@ -51,6 +53,11 @@ def _distance(found: np.ndarray[Any, Any], limit: np.ndarray[Any, Any]) -> float
     return float(np.linalg.norm(found - limit) / np.linalg.norm(limit))
 
 
+RULE = f"""The relative distance to the limit, of the Gram matrix (Frobenius norm) and of
+predictions on a test set (root mean square), is fitted by a power of M through the medians over the
+seeds. Its exponent is within {TOLERANCE} of {RATE}, for RFA and for BRFA."""
+
+
 def judge(results: Results) -> list[Check]:
     rules.at_least_two(results, "heads")
     return [
@@ -69,7 +76,7 @@ def _converges(results: Results, model: str, name: str) -> Check:
     )
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     shown = {title: (results, name) for name, title in DISTANCES.items()}
     ylabel = "relative distance to the limit"
     panels = figures.panels(figure, shown, "heads", "model", str.upper, ylabel, sharey=True)
@@ -80,22 +87,4 @@ def draw(results: Results, figure: Figure) -> None:
         figures.predicted(axes, heads, line, "predicted: $M^{-1/2}$")
 
 
-CLAIM = Claim(
-    title="With many heads random-feature attention is a kernel method",
-    source=FIRST_PAPER,
-    prediction=(
-        "As heads are added, the Gram matrix of the features of RFA and BRFA converges to a kernel "
-        "in closed form, and ridge regression on the features to ridge regression with the kernel, "
-        "at the rate M^{-1/2} of averages over M independent heads."
-    ),
-    rule=(
-        "The relative distance to the limit, of the Gram matrix (Frobenius norm) and of "
-        "predictions on a test set (root mean square), is fitted by a power of M through the "
-        f"medians over the seeds. Its exponent is within {TOLERANCE} of {RATE}, for RFA and for "
-        "BRFA."
-    ),
-    sizes=SETTINGS,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Claim(FIRST_PAPER, RULE, SETTINGS, measure, judge, draw)

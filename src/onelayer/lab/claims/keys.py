@@ -1,6 +1,9 @@
-"""Examples needed against the number of keys, by attention and by a network."""
+"""Attention needs as many examples for many keys as for few.
 
-from __future__ import annotations
+The bound on random-feature attention (RFA) for averages of a function of one key does not depend on
+the number N of keys. The bound on a random-feature network on all tokens side by side (RFMLP) grows
+with it, as N + 2 for functions of degree 1.
+"""
 
 from itertools import pairwise
 
@@ -8,7 +11,6 @@ import numpy as np
 
 from onelayer.lab import figures, learning_setup, rules
 from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, Undecided, by_size
-from onelayer.lab.figures import Figure
 from onelayer.lab.grids import grid_by_model
 from onelayer.theory import bounds
 
@@ -32,6 +34,12 @@ def measure(model: str, keys: int, dim: int, heads: int, examples: int, seed: in
     """The examples needed for f_{1,1} and f_{1,2}, None where `examples` are too few."""
     estimator = learning_setup.make_model(model, heads, dim, seed)
     return learning_setup.needed_for_powers(estimator, DEGREES, dim, keys, examples, seed, ERROR)
+
+
+RULE = f"""Examples needed for an error of {ERROR} of the variance (medians): those of RFA on
+f_{{1,1}} and on f_{{1,2}} vary by a factor of at most {SPREAD:g} over the numbers of keys; those of
+RFMLP on f_{{1,1}} grow with every step in the number of keys, and from the fewest to the most keys
+by at least {SHARE:g} of the predicted factor."""
 
 
 def judge(results: Results) -> list[Check]:
@@ -85,7 +93,7 @@ def _listed(sizes: dict[int, float]) -> str:
     )
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     panels = figure.subplots(1, len(DEGREES))
     for axes, degree in zip(panels, DEGREES, strict=True):
         target = f"f_{{1,{degree}}}"
@@ -99,23 +107,4 @@ def draw(results: Results, figure: Figure) -> None:
         axes.legend()
 
 
-CLAIM = Claim(
-    title="Attention needs as many examples for many keys as for few",
-    source=FIRST_PAPER,
-    prediction=(
-        "The bound on random-feature attention (RFA) for averages of a function of one key does "
-        "not depend on the number N of keys. The bound on a random-feature network on all tokens "
-        "side by side (RFMLP) grows with it, as N + 2 for functions of degree 1."
-    ),
-    rule=(
-        f"Examples needed for an error of {ERROR} of the variance (medians): those of RFA on "
-        f"f_{{1,1}} and on f_{{1,2}} vary by a factor of at most {SPREAD:g} over the numbers of "
-        "keys; those of RFMLP on f_{1,1} grow with every step in the number of keys, and from the "
-        f"fewest to the most keys by at least {SHARE:g} of the predicted factor."
-    ),
-    sizes=SETTINGS,
-    cells=grid_by_model,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Claim(FIRST_PAPER, RULE, SETTINGS, measure, judge, draw, grid_by_model)

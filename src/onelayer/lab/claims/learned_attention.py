@@ -1,24 +1,32 @@
-"""Learned attention compared with random features, on the outputs of an attention layer."""
+"""Learned attention is exact where random features are still far off.
 
-from __future__ import annotations
+An open question of the paper. Conjecture: the outputs of a softmax attention layer of few heads are
+learned by a layer whose attention is learned too: exactly from a few equations per unknown by
+Gauss-Newton steps (refine), and to a small error from no fewer examples by gradient descent, where
+random features with trained values are far off. If the layer's attention is almost flat, so that it
+computes a mean of its tokens, random features come near too.
+"""
 
 import math
+from typing import Any
 
 import numpy as np
 
 from onelayer import inputs
-from onelayer.lab import figures, gradient_descent, rules
+from onelayer.lab import figures, rules
 from onelayer.lab.claim import FIRST_PAPER, Check, Conjecture, Measured, Results, Undecided, by_size
-from onelayer.lab.figures import Figure
-from onelayer.lab.gradient_descent import Numbers
 from onelayer.lab.learning_setup import TEST_EXAMPLES, make_model
 from onelayer.lab.seeds import generator
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.api import recover
 
+Numbers = np.ndarray[Any, Any]
+
 METHODS = ["refine", "gradient descent", "random features"]
 FLAT, SHARP = 0.1, 2.0  # standard deviations of scores: almost a mean, and a choice among tokens
 RATE = 0.03  # of gradient descent at its start
+_DECAY = (0.9, 0.999)  # of Adam's means of gradients and of their squares (arXiv 1412.6980)
+_TINY = 1e-12  # so that a gradient of 0 makes a step of 0
 
 ENOUGH = 4.0  # equations per unknown
 EXACT = 1e-12  # largest error of `refine` with enough equations, relative to the variance
@@ -61,7 +69,7 @@ def measure(
         predicted = found.layer(new)
     elif method == "gradient descent":
         drawn = generator(seed, "start")
-        predicted = gradient_descent.fit(X, Y, heads, steps, RATE, drawn)(new)
+        predicted = descend(X, Y, heads, steps, drawn)(new)
     else:
         model = make_model("rfa", random_heads, dim, seed)
         model.fit(_queries(X), Y.reshape(-1, dim))
@@ -82,10 +90,68 @@ def _queries(X: Numbers) -> Numbers:
     return rows / math.sqrt(dim)
 
 
+def descend(
+    X: Numbers, Y: Numbers, heads: int, steps: int, rng: np.random.Generator
+) -> AttentionLayer:
+    """The layer after `steps` steps of Adam on all weights, its rate falling along half a cosine.
+
+    X is (n, tokens, dim), tokens of about the norm √dim, and Y is (n, tokens, out_dim).
+    """
+    dim, out_dim = X.shape[2], Y.shape[2]
+    weights = [
+        rng.standard_normal((heads, dim, dim)) / (2 * dim),
+        rng.standard_normal((heads, dim, out_dim)) / math.sqrt(heads * dim),
+    ]
+    means, squares = ([np.zeros_like(w) for w in weights] for _ in range(2))
+    for step in range(1, steps + 1):
+        _, gradients = loss(weights[0], weights[1], X, Y)
+        now = RATE * (1 + math.cos(math.pi * step / steps)) / 2
+        for weight, gradient, mean, square in zip(weights, gradients, means, squares, strict=True):
+            mean += (1 - _DECAY[0]) * (gradient - mean)
+            square += (1 - _DECAY[1]) * (gradient**2 - square)
+            size = np.sqrt(square / (1 - _DECAY[1] ** step)) + _TINY
+            weight -= now * (mean / (1 - _DECAY[0] ** step)) / size
+    return AttentionLayer(weights[0], weights[1])
+
+
+def loss(
+    attention: Numbers, projection: Numbers, X: Numbers, Y: Numbers
+) -> tuple[float, tuple[Numbers, Numbers]]:
+    """L = Σ |F(X) - Y|² / Σ |Y|², and its gradients by `attention` and `projection`.
+
+    With P_i the attention of head i, the layer is F = Σ_i P_i X W_i. With R = 2 (F - Y) / Σ |Y|²,
+
+        dL/dW_i = Σ (P_i X)ᵀ R,        dL/dΘ_i = Σ Xᵀ S_i X,
+
+    sums over examples, where S_i = P_i * (D_i - row sums of P_i * D_i) and D_i = R W_iᵀ Xᵀ.
+    """
+    transposed = np.swapaxes(X, 1, 2)
+    scores = X @ attention[:, None] @ transposed  # (heads, n, tokens, tokens)
+    weights = np.exp(scores - scores.max(axis=3, keepdims=True))
+    weights /= weights.sum(axis=3, keepdims=True)
+    attended = weights @ X
+    rest = np.sum(attended @ projection[:, None], axis=0) - Y
+    scale = np.sum(Y**2)
+    slope = 2 * rest / scale
+    by_weight = slope @ np.swapaxes(projection, 1, 2)[:, None] @ transposed
+    by_score = weights * (by_weight - np.sum(weights * by_weight, axis=3, keepdims=True))
+    by_attention = np.sum(transposed @ by_score @ X, axis=1)
+    by_projection = np.sum(np.swapaxes(attended, 2, 3) @ slope, axis=1)
+    return float(np.sum(rest**2) / scale), (by_attention, by_projection)
+
+
 def equations_per_unknown(results: Results, examples: int) -> float:
     """Numbers in the outputs of the examples, over numbers in the layer."""
     dim, tokens, heads = (results.of(name)[0] for name in ("dim", "tokens", "heads"))
     return float(examples * tokens * dim / (heads * 2 * dim**2))
+
+
+RULE = f"""Median errors on new examples, relative to the variance. From {ENOUGH:g} equations per
+unknown on, refine leaves at most {EXACT:g}, and with the fewest such examples random features leave
+at least {FAR_OFF} for scores of standard deviation {SHARP:g}. For an error of {SMALL} there,
+gradient descent needs at least as many examples as refine, and fewer than random features. For
+scores of standard deviation {FLAT}, random features leave at most {SUFFICIENT} with the most
+examples."""
 
 
 def judge(results: Results) -> list[Check]:
@@ -133,7 +199,7 @@ def _errors(results: Results, method: str, sharpness: float) -> dict[int, float]
     return results.where(method=method, sharpness=sharpness).medians("error", by="examples")
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     shown = {
         f"scores of standard deviation {sharpness:g}": (part, "error")
         for sharpness, part in results.by("sharpness")
@@ -145,27 +211,4 @@ def draw(results: Results, figure: Figure) -> None:
         figures.predicted(axes, corners, [1, EXACT, EXACT], "predicted bound on refine")
 
 
-CLAIM = Conjecture(
-    title="Learned attention is exact where random features are still far off",
-    source=FIRST_PAPER,
-    prediction=(
-        "An open question of the paper. Conjecture: the outputs of a softmax attention layer of "
-        "few heads are learned by a layer whose attention is learned too: exactly from a few "
-        "equations per unknown by Gauss-Newton steps (refine), and to a small error from no fewer "
-        "examples by gradient descent, where random features with trained values are far off. If "
-        "the layer's attention is almost flat, so that it computes a mean of its tokens, random "
-        "features come near too."
-    ),
-    rule=(
-        f"Median errors on new examples, relative to the variance. From {ENOUGH:g} equations per "
-        f"unknown on, refine leaves at most {EXACT:g}, and with the fewest such examples random "
-        f"features leave at least {FAR_OFF} for scores of standard deviation {SHARP:g}. For an "
-        f"error of {SMALL} there, gradient descent needs at least as many examples as refine, and "
-        f"fewer than random features. For scores of standard deviation {FLAT}, random features "
-        f"leave at most {SUFFICIENT} with the most examples."
-    ),
-    sizes=SETTINGS,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Conjecture(FIRST_PAPER, RULE, SETTINGS, measure, judge, draw)

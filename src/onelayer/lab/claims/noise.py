@@ -1,12 +1,14 @@
-"""Noise in the outputs: how far heads are off, and what the results say about it."""
+"""Heads are off in proportion to the noise, and less with more examples.
 
-from __future__ import annotations
+Without noise recovery is exact. With independent noise in the outputs Gauss-Newton steps are least
+squares: the error of heads is proportional to the noise and to 1/√n, and the result reports a noise
+floor. Conjecture: the six phases, whose theorem has no noise, tolerate noise of about 1 %.
+"""
 
 import numpy as np
 
 from onelayer.lab import claim, figures, recovery_setup, rules
 from onelayer.lab.claim import SECOND_PAPER, Check, Conjecture, Measured, Results, Undecided
-from onelayer.lab.figures import Axes, Figure
 from onelayer.lab.grids import grid_by_method
 from onelayer.lab.recovery_setup import CLAIMED, NEAR, Method
 from onelayer.lab.seeds import generator
@@ -42,6 +44,13 @@ def measure(
     search = generator(seed, "search")
     found = recover(X, noisy, heads, method=method, seed=search, max_steps=MAX_STEPS, polish=False)
     return recovery_setup.ended(found, layer)
+
+
+RULE = f"""Median errors of the worst head by Gauss-Newton steps are as the noise to a power of
+{IN_NOISE:g} ± {TOLERANCE:g} for every number of examples, and as the number of examples to a power
+of {IN_EXAMPLES:g} ± {TOLERANCE:g} for every noise; at least {AT_THE_FLOOR:.0%} of the searches
+report the noise floor. The six phases, not polished, are within {NEAR:.0%} up to noise of
+{SURVIVED:.0%}. No result that is said to be right is off by more than {CLAIMED:.0%}."""
 
 
 def judge(results: Results) -> list[Check]:
@@ -87,7 +96,7 @@ def exponent_check(name: str, predicted: float, measured: list[float]) -> Check:
     )
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     refine, sculpt = results.where(method="refine"), results.where(method="sculpt")
     sizes = refine.of("examples")
@@ -106,33 +115,11 @@ def draw(results: Results, figure: Figure) -> None:
     right.legend(loc="upper center", ncols=2)
 
 
-def draw_power(axes: Axes, results: Results, x: str, power: float) -> None:
+def draw_power(axes: figures.Axes, results: Results, x: str, power: float) -> None:
     """The predicted power, through the first point of a curve."""
     at = np.array(results.of(x), dtype=float)
     first = results.medians("error", by=x)[at[0]]
     figures.predicted(axes, list(at), list(first * (at / at[0]) ** power))
 
 
-CLAIM = Conjecture(
-    title="Heads are off in proportion to the noise, and less with more examples",
-    source=SECOND_PAPER,
-    prediction=(
-        "Without noise recovery is exact. With independent noise in the outputs Gauss-Newton steps "
-        "are least squares: the error of heads is proportional to the noise and to 1/√n, and the "
-        "result reports a noise floor. Conjecture: the six phases, whose theorem has no noise, "
-        "tolerate noise of about 1 %."
-    ),
-    rule=(
-        "Median errors of the worst head by Gauss-Newton steps are as the noise to a power of "
-        f"{IN_NOISE:g} ± {TOLERANCE:g} for every number of examples, and as the number of examples "
-        f"to a power of {IN_EXAMPLES:g} ± {TOLERANCE:g} for every noise; at least "
-        f"{AT_THE_FLOOR:.0%} of the searches report the noise floor. The six phases, not polished, "
-        f"are within {NEAR:.0%} up to noise of {SURVIVED:.0%}. No result that is said to be right "
-        f"is off by more than {CLAIMED:.0%}."
-    ),
-    sizes=SETTINGS,
-    cells=grid_by_method,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Conjecture(SECOND_PAPER, RULE, SETTINGS, measure, judge, draw, grid_by_method)

@@ -1,12 +1,16 @@
-"""Targets that depend on the order of the keys: out of reach for attention without positions."""
+"""Attention without positions learns what does not depend on order, and no more.
 
-from __future__ import annotations
+Attention without positions is invariant to the order of the keys. On a target Σ_i w_i <β, x_i> its
+error therefore falls to that of the mean over all orders and never below: 1 - (Σ_i w_i)² / (N Σ_i
+w_i²) of the variance, which is 1 - 1/N for one position and 1 for an alternating sum over an even
+number of keys. A random-feature network on all tokens side by side sees the order and learns these
+targets.
+"""
 
 from onelayer.lab import figures, order_targets, rules
 from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, by_size
-from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import errors_at, make_model
-from onelayer.lab.order_targets import ORDERED, TEST_EXAMPLES
+from onelayer.lab.order_targets import TARGETS, TEST_EXAMPLES
 
 ABOVE = 0.95  # least error of attention relative to the floor; below 1 for sampling error
 NEAR = 1.1  # largest error of attention relative to the floor, with the most examples
@@ -24,9 +28,15 @@ SETTINGS = by_size(
 
 def measure(model: str, examples: int, dim: int, keys: int, heads: int, seed: int) -> Measured:
     """The test errors on all targets."""
-    learned = {name: order_targets.target(name, dim) for name in ORDERED}
+    learned = {name: target(dim) for name, target in TARGETS.items()}
     estimator = make_model(model, heads, dim, seed)
     return errors_at(estimator, learned, keys, examples, seed, test_examples=TEST_EXAMPLES)
+
+
+RULE = f"""Median test errors on the key at position 1 and on the alternating and the increasing
+sum: those of RFA are at no sample size below {ABOVE} of the exact floor, and with the most examples
+at most {NEAR} of it; that of RFMLP, with the same number of trained parameters, is then at most
+{LEARNED} of the variance."""
 
 
 def judge(results: Results) -> list[Check]:
@@ -34,7 +44,7 @@ def judge(results: Results) -> list[Check]:
     rfa, rfmlp = results.where(model="rfa"), results.where(model="rfmlp")
     most = max(results.of("examples"))
     checks = []
-    for target in ORDERED:
+    for target in TARGETS:
         floor = order_targets.floor(target, results.of("dim")[0], results.of("keys")[0])
         errors = rfa.medians(target, by="examples")
         learned = rfmlp.where(examples=most).median(target)
@@ -54,32 +64,12 @@ def judge(results: Results) -> list[Check]:
     return checks
 
 
-def draw(results: Results, figure: Figure) -> None:
-    shown = {target: (results, target) for target in ORDERED}
+def draw(results: Results, figure: figures.Figure) -> None:
+    shown = {target: (results, target) for target in TARGETS}
     panels = figures.panels(figure, shown, "examples", "model", str.upper, sharex=True, sharey=True)
-    for axes, target in zip(panels, ORDERED, strict=True):
+    for axes, target in zip(panels, TARGETS, strict=True):
         floor = order_targets.floor(target, results.of("dim")[0], results.of("keys")[0])
         figures.level(axes, results.of("examples"), floor, "blind to order, exact")
 
 
-CLAIM = Claim(
-    title="Attention without positions learns what does not depend on order, and no more",
-    source=FIRST_PAPER,
-    prediction=(
-        "Attention without positions is invariant to the order of the keys. On a target Σ_i w_i "
-        "<β, x_i> its error therefore falls to that of the mean over all orders and never below: 1 "
-        "- (Σ_i w_i)² / (N Σ_i w_i²) of the variance, which is 1 - 1/N for one position and 1 for "
-        "an alternating sum over an even number of keys. A random-feature network on all tokens "
-        "side by side sees the order and learns these targets."
-    ),
-    rule=(
-        "Median test errors on the key at position 1 and on the alternating and the increasing "
-        f"sum: those of RFA are at no sample size below {ABOVE} of the exact floor, and with the "
-        f"most examples at most {NEAR} of it; that of RFMLP, with the same number of trained "
-        f"parameters, is then at most {LEARNED} of the variance."
-    ),
-    sizes=SETTINGS,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Claim(FIRST_PAPER, RULE, SETTINGS, measure, judge, draw)

@@ -1,11 +1,16 @@
-"""Positional encodings make targets learnable that depend on the order, at a cost on others."""
+"""Positional encodings make attention see the order of its keys.
 
-from __future__ import annotations
+An open question of the paper. Conjecture: with a positional encoding random-feature attention
+learns targets that depend on the order of the keys, which it cannot learn without one. One-hot
+positions make such a target of degree 1 a polynomial of degree 2 in the token and its position;
+encodings that are added to the token mix with it and help less. On targets that do not depend on
+the order, positions cost examples.
+"""
 
 from onelayer.lab import figures, order_targets, rules
 from onelayer.lab.claim import FIRST_PAPER, Check, Conjecture, Measured, Results, by_size
-from onelayer.lab.figures import Figure
 from onelayer.lab.learning_setup import errors_at, make_model
+from onelayer.lab.order_targets import TARGETS, TEST_EXAMPLES
 from onelayer.theory import targets
 
 ENCODINGS = ["sinusoidal", "learned-random", "onehot"]
@@ -31,10 +36,16 @@ def measure(positions: str, examples: int, dim: int, keys: int, heads: int, seed
     """The test errors on two targets that depend on the order, and on one that does not."""
     encoding = None if positions == "none" else positions
     model = make_model("rfa", heads, dim, seed, positions=encoding)
-    learned = {name: order_targets.target(name, dim) for name in ORDERED}
+    learned = {name: TARGETS[name](dim) for name in ORDERED}
     learned[BLIND] = targets.average_power(1, dim)
-    test_examples = order_targets.TEST_EXAMPLES
-    return errors_at(model, learned, keys, examples, seed, test_examples=test_examples)
+    return errors_at(model, learned, keys, examples, seed, test_examples=TEST_EXAMPLES)
+
+
+RULE = f"""Median test errors with the most examples, on the key at position 1 and on the
+alternating sum, relative to the exact least error of functions that are invariant to the order (1 -
+1/N, and 1 for an even number of keys): at least {ABOVE} without positions, at most {BELOW} with
+every encoding, at most {FAR_BELOW} with one-hot positions. On f_{{1,1}} every encoding leaves more
+than none does, and at most {LEARNED} of the variance."""
 
 
 def judge(results: Results) -> list[Check]:
@@ -78,7 +89,7 @@ def _seen(results: Results, target: str) -> list[Check]:
     ]
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     shown = {target: (results, target) for target in ORDERED}
     shown[f"{BLIND}, $f_{{1,1}}$"] = results, BLIND
     panels = figures.panels(figure, shown, "examples", by="positions", sharex=True)
@@ -87,26 +98,4 @@ def draw(results: Results, figure: Figure) -> None:
         axes.set_yscale("linear")
 
 
-CLAIM = Conjecture(
-    title="Positional encodings make attention see the order of its keys",
-    source=FIRST_PAPER,
-    prediction=(
-        "An open question of the paper. Conjecture: with a positional encoding random-feature "
-        "attention learns targets that depend on the order of the keys, which it cannot learn "
-        "without one. One-hot positions make such a target of degree 1 a polynomial of degree 2 in "
-        "the token and its position; encodings that are added to the token mix with it and help "
-        "less. On targets that do not depend on the order, positions cost examples."
-    ),
-    rule=(
-        "Median test errors with the most examples, on the key at position 1 and on the "
-        "alternating sum, relative to the exact least error of functions that are invariant to the "
-        f"order (1 - 1/N, and 1 for an even number of keys): at least {ABOVE} without positions, "
-        f"at most {BELOW} with every encoding, at most {FAR_BELOW} with one-hot positions. On "
-        f"f_{{1,1}} every encoding leaves more than none does, and at most {LEARNED} of the "
-        "variance."
-    ),
-    sizes=SETTINGS,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Conjecture(FIRST_PAPER, RULE, SETTINGS, measure, judge, draw)

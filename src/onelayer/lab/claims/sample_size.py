@@ -1,6 +1,9 @@
-"""Examples needed by attention and by a network on all tokens side by side."""
+"""A network on all tokens needs ((N+2)/4)^p times the examples of attention.
 
-from __future__ import annotations
+For an average of a function of degree p of one of N keys the bound on random-feature attention
+(RFA) asks for an order of (4d)^p examples, that on a random-feature network on all tokens side by
+side (RFMLP) for ((N+2)d)^p: ((N+2)/4)^p times as many.
+"""
 
 from typing import NamedTuple
 
@@ -8,7 +11,6 @@ import numpy as np
 
 from onelayer.lab import figures, learning_setup, rules
 from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, Undecided, by_size
-from onelayer.lab.figures import Figure
 from onelayer.lab.grids import grid_by_model
 from onelayer.theory import bounds
 
@@ -43,6 +45,12 @@ class Ratio(NamedTuple):
     def __str__(self) -> str:
         least = "> " * self.bound
         return f"N = {self.keys}: {least}{self.measured:.3g}, predicted {self.predicted:.3g}"
+
+
+RULE = f"""The ratio of the examples that RFMLP and RFA need for an error of {ERROR} of the variance
+(medians) is for every number of keys at least the predicted one over {SLACK:g}^p and at most
+{SLACK:g}^p times it, for p = 1, 2, 3. Where RFMLP does not reach the error, its largest size gives
+a lower bound, which counts where it decides. Degrees that RFA does not reach are left out."""
 
 
 def judge(results: Results) -> list[Check]:
@@ -87,7 +95,7 @@ def _ratios(results: Results, degree: int) -> list[Ratio]:
     return ratios
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     panels = figure.subplots(1, len(DEGREES), sharey=True)
     for axes, degree in zip(panels, DEGREES, strict=True):
         target = f"f_{{1,{degree}}}"
@@ -100,24 +108,4 @@ def draw(results: Results, figure: Figure) -> None:
     panels[0].legend(*panels[-1].get_legend_handles_labels())
 
 
-CLAIM = Claim(
-    title="A network on all tokens needs ((N+2)/4)^p times the examples of attention",
-    source=FIRST_PAPER,
-    prediction=(
-        "For an average of a function of degree p of one of N keys the bound on random-feature "
-        "attention (RFA) asks for an order of (4d)^p examples, that on a random-feature network on "
-        "all tokens side by side (RFMLP) for ((N+2)d)^p: ((N+2)/4)^p times as many."
-    ),
-    rule=(
-        f"The ratio of the examples that RFMLP and RFA need for an error of {ERROR} of the "
-        "variance (medians) is for every number of keys at least the predicted one over "
-        f"{SLACK:g}^p and at most {SLACK:g}^p times it, for p = 1, 2, 3. Where RFMLP does not "
-        "reach the error, its largest size gives a lower bound, which counts where it decides. "
-        "Degrees that RFA does not reach are left out."
-    ),
-    sizes=SETTINGS,
-    cells=grid_by_model,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Claim(FIRST_PAPER, RULE, SETTINGS, measure, judge, draw, grid_by_model)

@@ -1,6 +1,9 @@
-"""Diagonal, block-diagonal and low-rank attention: can it still be learned, and from less?"""
+"""Structured attention is learned like any other, and from less if the structure is known.
 
-from __future__ import annotations
+An open question of the paper: diagonal, block-diagonal and low-rank attention. Conjecture: it is no
+special case. Neither the six phases nor Gauss-Newton steps need clearly more examples than for full
+matrices; with a known rank, Gauss-Newton steps need fewer, in proportion to the unknowns.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,7 +14,6 @@ import numpy as np
 from onelayer.inputs import boolean, gaussian
 from onelayer.lab import claim, figures, layer_families
 from onelayer.lab.claim import SECOND_PAPER, Check, Conjecture, Measured, Results, Undecided
-from onelayer.lab.figures import Axes, Figure
 from onelayer.lab.layer_families import LayerShape
 from onelayer.lab.recovery_setup import worst_head
 from onelayer.lab.seeds import generator
@@ -117,6 +119,15 @@ def _fewer(examples: int, factor: float) -> Iterator[int]:
         count /= factor
 
 
+RULE = f"""In medians over seeds: the six phases find every structure (heads within
+{FOUND["sculpt"]:.0%}) from at most {COST["sculpt"]:g} times the examples that full matrices take,
+on each kind of inputs; Gauss-Newton steps (heads within {FOUND["refine"]:g}, {SEARCH["restarts"]}
+restarts, {SEARCH["max_steps"]} steps) from at most {COST["refine"]:.2f} times; with a known rank
+the ratio of examples is at most the square root of that of the unknowns; and no layer that is
+called converged is off by more than {WRONG["sculpt"]:.0%} (the six phases) or {WRONG["refine"]:.1%}
+(Gauss-Newton steps)."""
+
+
 def judge(results: Results) -> list[Check]:
     if "full" not in results.of("structure") or len(results.of("structure")) < 2:
         raise Undecided("structured attention is compared with full, and one of them is missing")
@@ -183,7 +194,7 @@ def _counted(examples: float) -> str:
     return f"{examples:,.0f}" if np.isfinite(examples) else "not found"
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     figure.set_size_inches(7.0, 3.8)
     left, right = figure.subplots(1, 2)
     structures = results.of("structure")
@@ -211,7 +222,9 @@ def draw(results: Results, figure: Figure) -> None:
         axes.set_xticks(range(len(structures)), structures, rotation=30, ha="right")
 
 
-def _points(axes: Axes, results: Results, structures: list[str], label: str, number: int) -> None:
+def _points(
+    axes: figures.Axes, results: Results, structures: list[str], label: str, number: int
+) -> None:
     """The median of every structure with a line over all seeds; what was not found is on top."""
     top = 2.0 * max(results.of("examples"))
     places, rows = [], []
@@ -225,28 +238,4 @@ def _points(axes: Axes, results: Results, structures: list[str], label: str, num
     axes.errorbar(places, middle, spread, color=colour, fmt=marker, markersize=4, label=label)
 
 
-CLAIM = Conjecture(
-    title="Structured attention is learned like any other, and from less if the structure is known",
-    source=SECOND_PAPER,
-    prediction=(
-        "An open question of the paper: diagonal, block-diagonal and low-rank attention. "
-        "Conjecture: it is no special case. Neither the six phases nor Gauss-Newton steps need "
-        "clearly more examples than for full matrices; with a known rank, Gauss-Newton steps need "
-        "fewer, in proportion to the unknowns."
-    ),
-    rule=(
-        "In medians over seeds: the six phases find every structure (heads within "
-        f"{FOUND['sculpt']:.0%}) from at most {COST['sculpt']:g} times the examples that full "
-        "matrices take, on each kind of inputs; Gauss-Newton steps (heads within "
-        f"{FOUND['refine']:g}, {SEARCH['restarts']} restarts, {SEARCH['max_steps']} steps) from at "
-        f"most {COST['refine']:.2f} times; with a known rank the "
-        "ratio of examples is at most the square root of that of the unknowns; and no layer that "
-        f"is called converged is off by more than {WRONG['sculpt']:.0%} (the six phases) or "
-        f"{WRONG['refine']:.1%} (Gauss-Newton steps)."
-    ),
-    sizes=SETTINGS,
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Conjecture(SECOND_PAPER, RULE, SETTINGS, measure, judge, draw, cells)

@@ -1,6 +1,11 @@
-"""How recovery in six phases degrades as one condition after the other is violated."""
+"""Recovery degrades where a condition is violated, and says so.
 
-from __future__ import annotations
+An open question of the paper: how recovery degrades as each condition is violated. Conjecture:
+where all conditions hold the six phases find the heads; as one of them gets worse the error grows
+until a phase refuses with a named reason, and no wrong layer is called converged. (The values that
+`conditions` needs were measured on such families with other seeds, so that the first part only
+tests that they generalise.)
+"""
 
 import math
 import textwrap
@@ -11,7 +16,6 @@ import numpy as np
 
 from onelayer.lab import claim, figures, layer_families
 from onelayer.lab.claim import SECOND_PAPER, Check, Conjecture, Measured, Results, Undecided
-from onelayer.lab.figures import Axes, Figure
 from onelayer.lab.layer_families import FAMILIES
 from onelayer.lab.recovery_setup import worst_head
 from onelayer.lab.seeds import generator
@@ -111,6 +115,13 @@ def _stopped(found: Recovery) -> int | None:
     return last
 
 
+RULE = f"""Of the noiseless layers that meet all conditions at least {SHARE:.0%} are found, every
+head within {COARSE:.0%} by the six phases and within {FINE:.1%} after polishing. No layer that is
+called converged is off by more than {COARSE:.0%} without polishing, or by more than {FINE:.1%}
+({NOISY:.0%} with noise in the outputs) with it and by Gauss-Newton steps alone. Every family's
+worst step has at least {GROWTH:g} times the median error of its first, or is refused."""
+
+
 def judge(results: Results) -> list[Check]:
     for family, part in results.by("family"):
         if len(part.of("step")) < 2:
@@ -183,7 +194,7 @@ def _error(results: Results) -> float:
     return float(np.median(np.where(_refused(results), np.inf, results.numbers("phases error"))))
 
 
-def draw(results: Results, figure: Figure) -> None:
+def draw(results: Results, figure: figures.Figure) -> None:
     families = results.of("family")
     columns = min(len(families), 4)
     rows = -(-len(families) // columns)
@@ -197,7 +208,7 @@ def draw(results: Results, figure: Figure) -> None:
         axes.set_ylabel("error of heads")
 
 
-def _panel(axes: Axes, family: str, results: Results) -> None:
+def _panel(axes: figures.Axes, family: str, results: Results) -> None:
     """Errors of the six phases by the step, refusals as crosses, violated steps shaded."""
     blue, red = figures.COLOURS[:2]
     for place, (_, cells) in enumerate(results.by("step")):
@@ -218,27 +229,4 @@ def _panel(axes: Axes, family: str, results: Results) -> None:
     axes.tick_params(labelsize=7)
 
 
-CLAIM = Conjecture(
-    title="Recovery degrades where a condition is violated, and says so",
-    source=SECOND_PAPER,
-    prediction=(
-        "An open question of the paper: how recovery degrades as each condition is violated. "
-        "Conjecture: where all conditions hold the six phases find the heads; as one of them gets "
-        "worse the error grows until a phase refuses with a named reason, and no wrong layer is "
-        "called converged. (The values that `conditions` needs were measured on such families with "
-        "other seeds, so that the first part only tests that they generalise.)"
-    ),
-    rule=(
-        f"Of the noiseless layers that meet all conditions at least {SHARE:.0%} are found, every "
-        f"head within {COARSE:.0%} by the six phases and within {FINE:.1%} after polishing. No "
-        f"layer that is called converged is off by more than {COARSE:.0%} without polishing, or by "
-        f"more than {FINE:.1%} ({NOISY:.0%} with noise in the outputs) with it and by Gauss-Newton "
-        f"steps alone. Every family's worst step has at least {GROWTH:g} times the median error of "
-        "its first, or is refused."
-    ),
-    sizes=SETTINGS,
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
-)
+CLAIM = Conjecture(SECOND_PAPER, RULE, SETTINGS, measure, judge, draw, cells)
