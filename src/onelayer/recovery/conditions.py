@@ -30,11 +30,9 @@ from typing import Any
 import numpy as np
 
 from onelayer.array import backend, checks
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 from onelayer.inputs import Seed
 from onelayer.layer import AttentionLayer
-
-Matrix = np.ndarray[Any, Any]
 
 # What is needed of a layer: value, whether it is a lower bound (or an upper one), meaning.
 _NEEDED = {
@@ -99,7 +97,7 @@ class ConditionSurvey:
         Whether `needed` is a lower bound; otherwise it is an upper bound.
     """
 
-    values: Matrix
+    values: NumpyArray
     needed: float
     at_least: bool
 
@@ -240,6 +238,7 @@ def _measured(layer: AttentionLayer) -> dict[str, float]:
     projection, _ = _relative(layer.projection)
     norms = np.linalg.norm(attention, axis=(1, 2))
     spectra = np.linalg.svd(attention, compute_uv=False)
+    top, gaps = spectra[:, 0], spectra[:, :-1] - spectra[:, 1:]
     units = _unit_rows(attention)
     total = np.linalg.svd(projection.sum(axis=0), compute_uv=False)
     return {
@@ -249,8 +248,10 @@ def _measured(layer: AttentionLayer) -> dict[str, float]:
         "hull distance": _ratio(_hull_distance(attention), float(norms.min())),
         "incoherence": _incoherence(units),
         "norm ratio": float(norms.max() / norms.min()) if norms.all() else math.inf,
-        "effective rank": _effective_rank(norms, spectra),
-        "singular gap": _singular_gap(spectra),
+        # At least 1 up to rounding, 0 if a matrix is zero.
+        "effective rank": max(1.0, float(np.min(norms / top) ** 2)) if norms.all() else 0.0,
+        # Of descending singular values; infinite if there is only one.
+        "singular gap": float(np.min(gaps.T / top, initial=np.inf)) if top.all() else 0.0,
         "sum size": _ratio(float(np.linalg.norm(total)), float(np.linalg.norm(projection))),
         "sum conditioning": _ratio(total[-1], total[0]),
         "attention independence": _independence(units),
@@ -258,31 +259,29 @@ def _measured(layer: AttentionLayer) -> dict[str, float]:
     }
 
 
-def _relative(matrices: Array) -> tuple[Matrix, float]:
+def _relative(matrices: Array) -> tuple[NumpyArray, float]:
     """The matrices over their largest entry, so that squares do not overflow, and that entry."""
     plain = backend.to_numpy(matrices).astype(np.float64)
     largest = float(np.abs(plain).max())
     return (plain / largest if largest > 0 else plain), largest
 
 
-def _unit_rows(matrices: Matrix) -> Matrix:
+def _unit_rows(matrices: NumpyArray) -> NumpyArray:
     """Each matrix as one row of length 1; zeros stay zeros."""
     rows = matrices.reshape(len(matrices), -1)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0))
 
 
-def _distance(attention: Matrix, norms: Matrix) -> float:
-    return min(
-        (
-            _ratio(float(np.linalg.norm(attention[i] - attention[j])), max(norms[i], norms[j]))
-            for i, j in combinations(range(len(attention)), 2)
-        ),
-        default=math.inf,
+def _distance(attention: NumpyArray, norms: NumpyArray) -> float:
+    apart = (
+        _ratio(float(np.linalg.norm(attention[i] - attention[j])), max(norms[i], norms[j]))
+        for i, j in combinations(range(len(attention)), 2)
     )
+    return min(apart, default=math.inf)
 
 
-def _hull_distance(attention: Matrix) -> float:
+def _hull_distance(attention: NumpyArray) -> float:
     """The norm of the point nearest to 0 in the affine hull of the heads."""
     first, *others = attention.reshape(len(attention), -1)
     if not others:
@@ -292,29 +291,15 @@ def _hull_distance(attention: Matrix) -> float:
     return float(np.linalg.norm(nearest))
 
 
-def _incoherence(units: Matrix) -> float:
+def _incoherence(units: NumpyArray) -> float:
     """The largest cosine of two rows; 1 if one is zero, a multiple of every other."""
-    heads = len(units)
-    if heads > 1 and not units.any(axis=1).all():
+    if len(units) > 1 and not units.any(axis=1).all():
         return 1.0
-    cosines = np.abs(units @ units.T)[np.triu_indices(heads, k=1)]
+    cosines = np.abs(units @ units.T)[np.triu_indices(len(units), k=1)]
     return float(np.max(cosines, initial=0.0))
 
 
-def _effective_rank(norms: Matrix, spectra: Matrix) -> float:
-    """At least 1 up to rounding, 0 if a matrix is zero."""
-    return max(1.0, float(np.min(norms / spectra[:, 0]) ** 2)) if norms.all() else 0.0
-
-
-def _singular_gap(spectra: Matrix) -> float:
-    """Of descending singular values, one row per head; infinite if there is only one value."""
-    largest = spectra[:, :1]
-    if not largest.all():
-        return 0.0
-    return float(np.min((spectra[:, :-1] - spectra[:, 1:]) / largest, initial=np.inf))
-
-
-def _independence(rows: Matrix) -> float:
+def _independence(rows: NumpyArray) -> float:
     """The smallest singular value of the rows, 0 if there are more rows than columns."""
     if len(rows) > rows.shape[1]:
         return 0.0

@@ -9,7 +9,7 @@ from onelayer.layer import AttentionLayer
 
 
 def hard_instance(parity: int = 3, dim: int = 12, strength: float = 20.0) -> AttentionLayer:
-    """Write a parity as an attention layer: hard to learn from examples for statistical methods.
+    """Write a parity as an attention layer, which is hard to learn for statistical methods.
 
     Every output row is the parity of its token over the coordinates S = {2, .., parity + 1}.
 
@@ -35,7 +35,6 @@ def hard_instance(parity: int = 3, dim: int = 12, strength: float = 20.0) -> Att
 
     For Boolean tokens among which coordinate 0 takes both signs, row a is Π_{i in S} x_ai up to
     2 s (k - 1) exp(-2B), k the number of tokens; if it takes one sign only, every row is that sign.
-
     Head j scores B (σ - t_j x_a1) x_b0, where σ = Σ_{i in S} x_ai is odd and t_j even, so the row
     attends to the tokens whose coordinate 0 has the sign of σ - t_j x_a1. If p of the x_ai are +1,
     then σ > t_j for the heads j < p, and Σ_j (-1)^j sign(σ - t_j) is 1 for odd p and -1 for even p:
@@ -44,9 +43,8 @@ def hard_instance(parity: int = 3, dim: int = 12, strength: float = 20.0) -> Att
 
     Parities of s of d bits need of order d^s statistical queries, so the cost of learning by such
     queries is exponential in the number of heads (arXiv 2402.04084). `sculpt` refuses them at once,
-    since a single output shows no agreement of heads. `refine` needs more and more examples as bits
-    are added, until its budget is spent. It may learn small parities, with other heads: where
-    softmax is a maximum, many heads attend to the same tokens (see the claim `hard-instances`).
+    since a single output shows no agreement of heads. `refine` may learn small parities, with other
+    heads that attend to the same tokens (see the claim `hard-instances`).
 
     Examples
     --------
@@ -61,15 +59,12 @@ def hard_instance(parity: int = 3, dim: int = 12, strength: float = 20.0) -> Att
         raise ValueError(f"parity is {parity}, expected an odd number of coordinates")
     dim = checks.positive_int(dim, "dim")
     if dim < parity + 2:
-        raise ValueError(
-            f"dim is {dim}, expected at least {parity + 2}: the {parity} coordinates of the parity "
-            "and two more"
-        )
+        why = f"the {parity} coordinates of the parity and two more"
+        raise ValueError(f"dim is {dim}, expected at least {parity + 2}: {why}")
     strength = checks.positive_number(strength, "strength")
-    thresholds = np.arange(1 - parity, parity, 2)
     attention = np.zeros((parity, dim, dim))
     attention[:, 2 : parity + 2, 0] = strength
-    attention[:, 1, 0] = -strength * thresholds
+    attention[:, 1, 0] = -strength * np.arange(1 - parity, parity, 2)  # -B t_j
     projection = np.zeros((parity, dim, 1))
     projection[:, 0, 0] = (-1.0) ** np.arange(parity)
     return AttentionLayer(attention, projection)

@@ -179,10 +179,8 @@ def _gradient_step(
     """
     own, residual, others = _flat(seen.tokens), _flat(seen.residual), _flat(other.tokens)
     step = max(1, _COMPARED // len(own))
-    parts = []
-    for start in range(0, len(others), step):
-        part = slice(start, start + step)
-        parts.append(((others[part] @ own.T) * products(part)) @ residual)
+    slices = [slice(start, start + step) for start in range(0, len(others), step)]
+    parts = [((others[part] @ own.T) * products(part)) @ residual for part in slices]
     found = np.concatenate(parts).reshape(other.residual.shape)
     largest = float(np.abs(found).max()) or 1.0
     return np.asarray(found / largest * other.counted[:, :, None])
@@ -202,12 +200,9 @@ def _neighbour_products(seen: ResidualSample, other: ResidualSample) -> Callable
     """Σ_δ <x_{a+δ} x_{a+δ}ᵀ - cI, x_{i+δ} x_{i+δ}ᵀ - cI> over distances δ, c their mean square."""
     dim, tokens = seen.tokens.shape[2], seen.tokens.shape[1]
     distances = [delta for delta in range(-_NEAR, _NEAR + 1) if abs(delta) < tokens]
-    mine = [_flat(seen.shifted(delta)) for delta in distances]
-    theirs = [_flat(other.shifted(delta)) for delta in distances]
+    mine, theirs = ([_flat(one.shifted(delta)) for delta in distances] for one in (seen, other))
     # Existing keys are never exactly the mean, for which a zero stands.
-    present, others_present = (
-        [np.any(one != 0, axis=1) for one in part] for part in (mine, theirs)
-    )
+    present, their_present = ([np.any(one != 0, axis=1) for one in part] for part in (mine, theirs))
     centre = [
         float(np.sum(one**2)) / max(np.count_nonzero(there) * dim, 1)
         for one, there in zip(mine, present, strict=True)
@@ -218,7 +213,7 @@ def _neighbour_products(seen: ResidualSample, other: ResidualSample) -> Callable
         for i, c in enumerate(centre):
             rows, one = theirs[i][part], mine[i]
             lengths = np.sum(rows**2, axis=1)[:, None] + np.sum(one**2, axis=1)
-            there = np.outer(others_present[i][part], present[i])
+            there = np.outer(their_present[i][part], present[i])
             total += there * ((rows @ one.T) ** 2 - c * lengths + c * c * dim)
         return total
 
@@ -244,17 +239,10 @@ def _sample(fit: Fit, blocks: Sequence[Block], most_rows: int) -> ResidualSample
 
 def _first(block: Block, count: int) -> Block:
     rows = count * int(block.keys.shape[1])
-    allowed = block.allowed
-    if allowed is not None and allowed.shape[0] > 1:
-        allowed = allowed[:count, ...]
-    return replace(
-        block,
-        queries=block.queries[:count, ...],
-        keys=block.keys[:count, ...],
-        outputs=block.outputs[:rows, ...],
-        allowed=allowed,
-        counted=None if block.counted is None else block.counted[:rows, ...],
-    )
+    lengths = {"queries": count, "keys": count, "allowed": count, "outputs": rows, "counted": rows}
+    arrays = {name: getattr(block, name) for name in lengths}
+    given = {name: array for name, array in arrays.items() if array is not None}
+    return replace(block, **{name: array[: lengths[name], ...] for name, array in given.items()})
 
 
 def _part(fit: Fit, block: Block) -> ResidualSample:

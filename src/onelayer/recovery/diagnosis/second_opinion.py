@@ -92,14 +92,9 @@ class SecondOpinion:
     def suspect(self) -> None:
         """Check the raw examples, once."""
         if self.suspicions is None:
-            X, Y, mask = self.examples.source.rows(self._positions(_CHECKED))
-            self.suspicions = suspicions.suspicions(
-                backend.to_numpy(X).astype(float),
-                backend.to_numpy(Y).astype(float),
-                None if mask is None else backend.to_numpy(mask),
-                bias=self.bias,
-                causal=self.causal,
-            )
+            rows = self.examples.source.rows(self._positions(_CHECKED))
+            X, Y, *mask = (backend.to_numpy(array) for array in rows if array is not None)
+            self.suspicions = suspicions.suspicions(X, Y, *mask, bias=self.bias, causal=self.causal)
 
     def _positions(self, count: int) -> Positions:
         """Positions of about `count` examples, evenly spaced."""
@@ -113,11 +108,8 @@ class SecondOpinion:
         added = {"bias": bias and not self.bias, "causal": causal and not self.causal}
         name = " and ".join(f"{option}=True" for option, on in added.items() if on)
         training, held_out = self._split(search, heads, bias, causal)
-        trial = Small(
-            Search(
-                training, held_out, search.rank, search.tol, search.rounding, search.rng, search.log
-            )
-        )
+        given = search.rank, search.tol, search.rounding, search.rng, search.log
+        trial = Small(Search(training, held_out, *given))
         equations = trial.search.equations_per_unknown(heads)
         if held_out.examples < _FEWEST or equations < _FEWEST_EQUATIONS:
             return outcome

@@ -13,13 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onelayer.recovery.phases.polytope import Polytope
-from onelayer.recovery.phases.state import (
-    AffineHull,
-    Phase,
-    PhaseState,
-    Sculpture,
-    Step,
-)
+from onelayer.recovery.phases.state import AffineHull, Phase, PhaseState, Sculpture, Step
 from onelayer.recovery.reasons import Reason
 
 

@@ -14,22 +14,20 @@ coordinate of y within τ of p X W?) gives the same result up to a factor √e i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
 from onelayer.array import backend
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 
 # Squared distance of images that counts as zero, relative to its mean over the pairs of tokens.
 _SAME_TOKEN = 1e-10
 
 
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(NamedTuple):
     """The attention of each row if all heads agree on it."""
 
     weights: Array  # p (n, k rows, k tokens), each row with sum 1, perhaps negative
@@ -72,17 +70,13 @@ def _centred_inverse(gram: Array, length: Array) -> Array:
     size = xp.where(size > _SAME_TOKEN**2 * length * length, size, xp.ones_like(size))
     size = size[:, None, None]
     constants = backend.like(np.full((tokens, tokens), 1 / tokens), gram)
-    identity = backend.like(np.eye(tokens), gram)
-    lifted = gram / size + constants + _SAME_TOKEN * identity
+    lifted = gram / size + constants + _SAME_TOKEN * backend.like(np.eye(tokens), gram)
     return (xp.linalg.inv(lifted) - constants) / size
 
 
 def certified(
-    X: np.ndarray[Any, Any],
-    row_outputs: np.ndarray[Any, Any],
-    projection_sum: np.ndarray[Any, Any],
-    tolerance: np.ndarray[Any, Any],
-) -> np.ndarray[Any, Any]:
+    X: NumpyArray, row_outputs: NumpyArray, projection_sum: NumpyArray, tolerance: NumpyArray
+) -> NumpyArray:
     """For rows y (r, e) with tokens X (r, k, d): is there a p ≥ 0, Σ p = 1, |y - p X W|_∞ ≤ τ?
 
     One linear program for all rows: minimise Σ_r t_r subject to |y_r - p_r X_r W|_∞ ≤ t_r; then
@@ -92,17 +86,15 @@ def certified(
     """
     images = X @ projection_sum  # (r, k, e)
     rows, tokens, out_dim = images.shape
-    block = sparse.block_diag(
-        [np.concatenate([image.T, -image.T]) for image in images], format="csr"
-    )
+    both = [np.concatenate([image.T, -image.T]) for image in images]
+    block = sparse.block_diag(both, format="csr")
     slack = sparse.kron(sparse.eye(rows), np.full((2 * out_dim, 1), -1.0), format="csr")
-    limits = np.concatenate([row_outputs, -row_outputs], axis=1).ravel()
     total = sparse.kron(sparse.eye(rows), np.ones((1, tokens)), format="csr")
     total = sparse.hstack([total, sparse.csr_matrix((rows, rows))])
     found = linprog(
         np.concatenate([np.zeros(rows * tokens), np.ones(rows)]),
         A_ub=sparse.hstack([block, slack], format="csr"),
-        b_ub=limits,
+        b_ub=np.concatenate([row_outputs, -row_outputs], axis=1).ravel(),
         A_eq=total,
         b_eq=np.ones(rows),
         method="highs",

@@ -93,15 +93,12 @@ class SolveCandidates(Phase):
 
         None if the section is empty, unbounded, or too small for m grid points.
         """
-        dimensions = len(hull.basis)
+        dimensions, section = len(hull.basis), polytope.section(hull.centre, hull.basis)
         if dimensions == 0:
             return np.zeros((1, 0))
-        section = polytope.section(hull.centre, hull.basis)
         if math.comb(2**dimensions, hull.heads) > self.most_tuples:  # from six heads on
             return None
-        ends = np.array(
-            [(-section.support(-axis), section.support(axis)) for axis in np.eye(dimensions)]
-        )
+        ends = np.array([(-section.support(-v), section.support(v)) for v in np.eye(dimensions)])
         if not np.all(np.isfinite(ends)):
             return None
         finest = None
@@ -137,10 +134,8 @@ class SolveCandidates(Phase):
 
         fit, damping = fit_at(coordinates), self.first_damping
         for _ in range(self.most_steps if directions else 0):
-            equations = _normal_equations(fit, directions)
-            improved, damping = damped_search(
-                partial(attempt, coordinates, fit, *equations), damping, self.most_damping
-            )
+            trial = partial(attempt, coordinates, fit, *_normal_equations(fit, directions))
+            improved, damping = damped_search(trial, damping, self.most_damping)
             if improved is None:
                 break
             before, damping = fit.loss, damping / 4

@@ -1,12 +1,7 @@
 """The six phases of the provable algorithm (Chen and Li, arXiv 2402.04084), run in order.
 
-    1  crude sum of the projections           projection_sum.CrudeSum
-    2  sculpt a polytope around the heads     sculpt.Sculpt
-    3  refine the sum                         projection_sum.RefinedSum
-    4  sculpt again                           sculpt.Sculpt
-    5  extract the heads' affine hull         affine_hull.ExtractHull
-    6  solve for heads and projections        candidates.SolveCandidates
-
+`PHASES` lists them: a crude sum of the projections, a polytope around the heads, a refined sum and
+a thinner polytope, the affine hull of the heads in it, and heads and projections in that hull.
 Phases 3 and 4 are repeated while the sum is inaccurate and improves. A phase that cannot continue
 refuses with a reason, and the state keeps what was reached.
 """
@@ -26,7 +21,6 @@ from onelayer.recovery.phases.state import Phase, PhaseState, Step
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.trace import Log
 
-Watch: TypeAlias = Callable[[Phase, Step], None]  # called after every phase
 Take: TypeAlias = Callable[[PhaseState, Phase], PhaseState]
 
 
@@ -65,7 +59,7 @@ PHASES: tuple[Phase | Rounds, ...] = (
 def run(
     state: PhaseState,
     log: Log,
-    watch: Watch = lambda *_: None,
+    watch: Callable[[Phase, Step], None] = lambda *_: None,  # called after every phase
     phases: tuple[Phase | Rounds, ...] = PHASES,
 ) -> PhaseState:
     """Run the phases until one refuses or the budget is spent; each adds a row to the trace."""

@@ -9,15 +9,14 @@ as vectors of their d² entries.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import clarabel
 import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-Vector: TypeAlias = np.ndarray[Any, Any]
-Matrix: TypeAlias = np.ndarray[Any, Any]
+from onelayer.array.backend import NumpyArray
 
 # Share of the slabs that contain the centre after `narrowed`, and their smallest half-width, in
 # units of their errors.
@@ -35,8 +34,8 @@ class Spectrum:
     `values[j]` belongs to `directions[j]`. The polytope is long in directions with small values.
     """
 
-    values: Vector
-    directions: Matrix
+    values: NumpyArray
+    directions: NumpyArray
 
     def clear_gap(self, free: int | None = None) -> tuple[int, float]:
         """The number of free directions, and the ratio of the next singular value to theirs.
@@ -48,8 +47,7 @@ class Spectrum:
         values = np.maximum(self.values, floor)
         gaps = values[1:] / values[:-1]
         if free is None:
-            candidates = gaps[: max(1, len(values) // 4)]
-            free = int(np.argmax(candidates)) + 1
+            free = int(np.argmax(gaps[: max(1, len(values) // 4)])) + 1
             if gaps[free - 1] < CLEAR_GAP:
                 free = 0
         return free, float(gaps[free - 1]) if free else np.inf
@@ -61,16 +59,16 @@ class Polytope(NamedTuple):
     `error` (s,) is the error of the middle of a slab, zero for one-sided slabs.
     """
 
-    normals: Matrix
-    lower: Vector
-    upper: Vector
-    error: Vector
+    normals: NumpyArray
+    lower: NumpyArray
+    upper: NumpyArray
+    error: NumpyArray
 
     @property
-    def two_sided(self) -> np.ndarray[Any, Any]:
+    def two_sided(self) -> NumpyArray:
         return np.isfinite(self.upper)
 
-    def contains(self, point: Vector, slack: float = 0.0) -> bool:
+    def contains(self, point: NumpyArray, slack: float = 0.0) -> bool:
         """Whether a point is within `slack` of every slab.
 
         >>> cube = Polytope(np.eye(3), -np.ones(3), np.ones(3), np.ones(3))
@@ -80,7 +78,7 @@ class Polytope(NamedTuple):
         values = self.normals @ np.ravel(point)
         return bool(np.all((values >= self.lower - slack) & (values <= self.upper + slack)))
 
-    def support(self, direction: Vector) -> float:
+    def support(self, direction: NumpyArray) -> float:
         """The largest ⟨direction, θ⟩ in the polytope, -infinite if it is empty.
 
         Infinite if the polytope is unbounded in that direction, or if the solver cannot decide.
@@ -97,7 +95,7 @@ class Polytope(NamedTuple):
             return float(-found.fun)
         return -np.inf if found.status == 2 else np.inf
 
-    def minimum_norm(self) -> Vector | None:
+    def minimum_norm(self) -> NumpyArray | None:
         """The point of the polytope nearest to 0, None if the solver finds none.
 
         For a polytope that is thin around the affine hull of the heads it is near the projection of
@@ -135,25 +133,24 @@ class Polytope(NamedTuple):
         values, vectors = np.linalg.eigh(normals.T @ normals / max(1, len(normals)))
         return Spectrum(np.sqrt(np.maximum(values, 0.0)), vectors.T)
 
-    def centre(self, spectrum: Spectrum, free: int) -> Vector:
+    def centre(self, spectrum: Spectrum, free: int) -> NumpyArray:
         """The weighted least-squares centre of the slabs, zero along the first `free` directions.
 
         For independent errors this is the best estimate of the point of the affine hull nearest to
         0; the minimum-norm point is biased towards 0 by the width of the slabs.
         """
-        thin = spectrum.directions[free:]
-        values = spectrum.values[free:]
+        thin, values = spectrum.directions[free:], spectrum.values[free:]
         middle = (self.lower + self.upper)[self.two_sided] / (2 * self.error[self.two_sided])
         projected = thin @ (self._scaled().T @ middle) / max(1, len(middle))
         seen = values > _UNSEEN * max(float(values[-1]), np.finfo(float).tiny)
         return np.asarray((projected[seen] / values[seen] ** 2) @ thin[seen])
 
-    def distances(self, centre: Vector) -> Vector:
+    def distances(self, centre: NumpyArray) -> NumpyArray:
         """How far a point is from the middle of each slab, in units of their errors."""
         middle = (self.lower + self.upper) / 2
         return np.asarray(np.abs(self.normals @ centre - middle) / self.error)
 
-    def part(self, kept: np.ndarray[Any, Any]) -> Polytope:
+    def part(self, kept: NumpyArray) -> Polytope:
         """The polytope of some of the slabs."""
         return Polytope(*(array[kept] for array in self))
 
@@ -161,7 +158,7 @@ class Polytope(NamedTuple):
         """The intersection of two polytopes."""
         return Polytope(*map(np.concatenate, zip(self, other, strict=True)))
 
-    def section(self, point: Vector, basis: Matrix) -> Polytope:
+    def section(self, point: NumpyArray, basis: NumpyArray) -> Polytope:
         """The section with the affine space point + z @ basis, as a polytope of the z.
 
         >>> cube = Polytope(np.eye(3), -np.ones(3), np.ones(3), np.ones(3))
@@ -172,7 +169,7 @@ class Polytope(NamedTuple):
         lower, upper = self.lower - offset, self.upper - offset
         return self._replace(normals=self.normals @ basis.T, lower=lower, upper=upper)
 
-    def narrowed(self, centre: Vector, most: int) -> Polytope:
+    def narrowed(self, centre: NumpyArray, most: int) -> Polytope:
         """At most `most` two-sided slabs nearest to a centre, just wide enough to contain it.
 
         While W is crude, slabs as wide as their errors allow contain 0, and the minimum-norm point
@@ -187,6 +184,6 @@ class Polytope(NamedTuple):
         middle, width = (found.lower + found.upper) / 2, reach * found.error
         return found._replace(lower=middle - width, upper=middle + width)
 
-    def _scaled(self) -> Matrix:
+    def _scaled(self) -> NumpyArray:
         above = self.two_sided
         return np.asarray(self.normals[above] / self.error[above, None])

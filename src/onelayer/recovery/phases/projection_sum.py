@@ -31,13 +31,7 @@ from onelayer.array.backend import Array
 from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.phases.agreement import agreement
 from onelayer.recovery.phases.fold import fold
-from onelayer.recovery.phases.state import (
-    Numbers,
-    Phase,
-    PhaseState,
-    Step,
-    SumEstimate,
-)
+from onelayer.recovery.phases.state import Numbers, Phase, PhaseState, Step, SumEstimate
 from onelayer.recovery.reasons import Reason
 
 # Weights of the regression of phase 3: 1/(1 + (residual/s)²)², where s takes these quantiles of the
@@ -89,15 +83,11 @@ class CrudeSum(Phase):
         freedom = examples.out_dim - examples.tokens + 1
 
         def residuals(X: Array, Y: Array) -> Numbers:
-            found = agreement(X, Y, estimate)
-            residual, size = backend.to_numpy(found.residual), backend.to_numpy(found.size)
+            residual, size = map(backend.to_numpy, agreement(X, Y, estimate)[1:3])
             relative = np.divide(residual, size, out=np.full_like(residual, np.inf), where=size > 0)
             return np.asarray(relative.ravel())
 
-        def merge(first: Numbers, second: Numbers) -> Numbers:
-            return np.concatenate([first, second])
-
-        relative = fold(examples, residuals, merge, most=self.sample)
+        relative = fold(examples, residuals, lambda *two: np.concatenate(two), most=self.sample)
         least = np.quantile(relative, self.agreeing, method="higher")
         quantile = 2 * gammaincinv(freedom / 2, self.agreeing)  # of a chi-squared variable
         return float(least / math.sqrt(quantile / examples.out_dim))
@@ -117,9 +107,8 @@ class RefinedSum(Phase):
 
     def step(self, state: PhaseState) -> Step:
         assert state.sculpture is not None
-        examples, dim = state.examples, state.examples.dim
+        examples, dim, sculpture = state.examples, state.examples.dim, state.sculpture
         most = max(self.slabs_in_program, 4 * dim * dim)
-        sculpture = state.sculpture
         point = sculpture.polytope.narrowed(sculpture.centre, most).minimum_norm()
         if point is None:  # the solver failed; the centre of the slabs is in the hull too
             point = sculpture.centre
@@ -157,9 +146,6 @@ class _Rows(NamedTuple):
         order = np.argsort(-self.margin, kind="stable")[:count]
         return _Rows(*(array[order] for array in self))
 
-    def concat(self, other: _Rows) -> _Rows:
-        return _Rows(*map(np.concatenate, zip(self, other, strict=True)))
-
 
 def _largest_margins(examples: WhitenedExamples, point: Numbers, count: int) -> _Rows:
     """The rows with the largest margins of all examples."""
@@ -168,21 +154,20 @@ def _largest_margins(examples: WhitenedExamples, point: Numbers, count: int) -> 
         return _margins(X, Y, point).largest(count)
 
     def merge(first: _Rows, second: _Rows) -> _Rows:
-        return first.concat(second).largest(count)
+        return _Rows(*map(np.concatenate, zip(first, second, strict=True))).largest(count)
 
     return fold(examples, work, merge)
 
 
 def _margins(X: Array, Y: Array, point: Numbers) -> _Rows:
     """All rows of a block, and the margin between their largest and second largest score."""
-    xp = backend.namespace(X)
     scores = backend.to_numpy(X @ backend.like(point, X) @ backend.transpose(X))
     top = np.argmax(scores, axis=2)
     ordered = np.sort(scores, axis=2)
     margin = ordered[:, :, -1] - ordered[:, :, -2]
     tokens = np.take_along_axis(backend.to_numpy(X), top[:, :, None], axis=1)
-    flat = xp.reshape(Y, (-1, Y.shape[2]))
-    return _Rows(margin.ravel(), tokens.reshape(-1, X.shape[2]), backend.to_numpy(flat))
+    outputs = backend.to_numpy(Y).reshape(-1, Y.shape[2])
+    return _Rows(margin.ravel(), tokens.reshape(-1, X.shape[2]), outputs)
 
 
 def _regression(tokens: Numbers, outputs: Numbers) -> tuple[Numbers, float]:
@@ -197,7 +182,9 @@ def _regression(tokens: Numbers, outputs: Numbers) -> tuple[Numbers, float]:
     """
     size = float(np.sqrt(np.mean(np.sum(outputs**2, axis=1)))) or 1.0
     dim = tokens.shape[1]
-    kind = _kinds(tokens)
+    # Tokens are of one kind if they are equal or opposite.
+    mixed = np.abs(tokens @ np.random.default_rng(0).standard_normal(dim))
+    kind = np.unique(np.round(mixed, 9), return_inverse=True)[1]
     share = 1 / np.bincount(kind)[kind]  # every kind of token has the same total weight at first
     weights = share
     best, least = np.zeros((dim, outputs.shape[1])), math.inf
@@ -219,9 +206,3 @@ def _regression(tokens: Numbers, outputs: Numbers) -> tuple[Numbers, float]:
         scale = max(float(np.quantile(residual, quantile)), 1e-9 * size)
         weights = share / (1 + (residual / scale) ** 2) ** 2
     return best, least
-
-
-def _kinds(tokens: Numbers) -> Numbers:
-    """Labels of the tokens, the same for tokens that are equal or opposite."""
-    mixed = np.abs(tokens @ np.random.default_rng(0).standard_normal(tokens.shape[1]))
-    return np.unique(np.round(mixed, 9), return_inverse=True)[1]

@@ -23,7 +23,7 @@ from onelayer.recovery.phases.affine_hull import distance_of_halves
 from onelayer.recovery.phases.agreement import certified
 from onelayer.recovery.phases.polytope import CLEAR_GAP, Polytope, Spectrum
 from onelayer.recovery.phases.slabs import WIDTH, Slabs, find_slabs
-from onelayer.recovery.phases.state import Numbers, Phase, PhaseState, Sculpture, Step
+from onelayer.recovery.phases.state import Phase, PhaseState, Sculpture, Step
 from onelayer.recovery.reasons import Reason
 
 
@@ -63,13 +63,24 @@ class Sculpt(Phase):
         `error` is the relative error of `projection_sum`.
         """
         slabs, one_sided = find_slabs(examples, projection_sum, error)
-        count = len(slabs.key)
-        slabs = slabs.take(_certified(slabs, projection_sum))
-        found = self._consistent(slabs, None if heads is None else heads - 1)
+        # Some p ≥ 0 has to explain the row of a slab within its tolerance. A least-squares p
+        # without negative entries is such a p: its residual is within the tolerance.
+        good = slabs.least >= 0
+        rest = slabs.take(~good)
+        if len(rest.key) > 0:
+            total = backend.to_numpy(projection_sum)
+            good[~good] = certified(rest.tokens, rest.output, total, rest.tolerance)
+        found = self._consistent(slabs.take(good), None if heads is None else heads - 1)
         if found is None:
             return None
-        polytope = _with_one_sided(found.polytope, one_sided, found.centre)
-        return replace(found, polytope=polytope, rejected=1 - len(found.polytope.error) / count)
+        # Half-spaces of saturated rows are added if they contain the centre.
+        normals = one_sided.normals()
+        inside = normals @ found.centre <= one_sided.value
+        lower = -one_sided.value[inside]
+        upper, errors = np.full(len(lower), np.inf), np.zeros(len(lower))
+        polytope = found.polytope.concat(Polytope(-normals[inside], lower, upper, errors))
+        rejected = 1 - len(found.polytope.error) / len(slabs.key)
+        return replace(found, polytope=polytope, rejected=rejected)
 
     def _consistent(self, slabs: Slabs, free: int | None) -> Sculpture | None:
         """The slabs that are consistent with each other; None if they are too few.
@@ -112,25 +123,3 @@ class Sculpt(Phase):
             for f in (0, found)
         )
         return found if with_free > self.still_met * without else 0
-
-
-def _certified(slabs: Slabs, projection_sum: Array) -> Numbers:
-    """Slabs whose row some p ≥ 0 explains within its tolerance, by linear programming.
-
-    A least-squares p without negative entries is such a p: its residual is within the tolerance.
-    """
-    good = slabs.least >= 0
-    rest = slabs.take(np.flatnonzero(~good))
-    if len(rest.key) > 0:
-        total = backend.to_numpy(projection_sum)
-        good[~good] = certified(rest.tokens, rest.output, total, rest.tolerance)
-    return np.asarray(good)
-
-
-def _with_one_sided(polytope: Polytope, slabs: Slabs, centre: Numbers) -> Polytope:
-    """The polytope cut by the half-spaces of saturated rows that contain its centre."""
-    normals = slabs.normals()
-    inside = normals @ centre <= slabs.value
-    lower = -slabs.value[inside]
-    upper, error = np.full(len(lower), np.inf), np.zeros(len(lower))
-    return polytope.concat(Polytope(-normals[inside], lower, upper, error))

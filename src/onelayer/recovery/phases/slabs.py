@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,14 +31,13 @@ from onelayer.array.backend import Array
 from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.phases.agreement import agreement
 from onelayer.recovery.phases.fold import fold
+from onelayer.recovery.phases.state import Numbers
 
 # Slabs per unknown: more have larger errors, fewer average less.
 _TWO_SIDED, _ONE_SIDED = 16, 4
 # Smaller errors of a log-ratio count as this: choosing by them would only select similar slabs.
 _LEAST_ERROR = 0.03
 WIDTH = 8.0  # half the width of a slab in units of its error; see `Sculpt.inconsistent`
-
-Numbers: TypeAlias = np.ndarray[Any, Any]
 
 
 class Slabs(NamedTuple):
@@ -66,15 +65,11 @@ class Slabs(NamedTuple):
     def concat(self, other: Slabs) -> Slabs:
         return Slabs(*map(np.concatenate, zip(self, other, strict=True)))
 
-    def factors(self) -> tuple[Numbers, Numbers]:
-        """x_a and x_b - x_c, each (s, d)."""
-        each = np.arange(len(self.row))
-        gaps = self.tokens[each, self.b] - self.tokens[each, self.c]
-        return self.tokens[each, self.row], gaps
-
     def normals(self) -> Numbers:
         """x_aᵀ (x_b - x_c) as vectors (s, d²)."""
-        queries, gaps = self.factors()
+        each = np.arange(len(self.row))
+        queries = self.tokens[each, self.row]
+        gaps = self.tokens[each, self.b] - self.tokens[each, self.c]
         products = np.asarray(queries[:, :, None] * gaps[:, None, :])
         return products.reshape(len(gaps), gaps.shape[1] ** 2)
 
@@ -121,11 +116,7 @@ class _Pairs:
 
 
 def _pairs(X: Array, Y: Array, projection_sum: Array, error: float) -> _Pairs:
-    found = agreement(X, Y, projection_sum)
-    weights, residual, size, spread = (
-        backend.to_numpy(array)
-        for array in (found.weights, found.residual, found.size, found.spread)
-    )
+    weights, residual, size, spread = map(backend.to_numpy, agreement(X, Y, projection_sum))
     tolerance = residual + error * size / math.sqrt(Y.shape[2])
     top = np.argmax(weights, axis=2, keepdims=True)
     # A random number x_a R x_b for each pair: the difference of those of b and c identifies the
