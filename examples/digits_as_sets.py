@@ -1,14 +1,15 @@
-"""Can one attention layer read images as sets of patches? Beside models of flat pixels.
+"""Learn from images as sets of patches with one attention layer, beside models on pixels.
 
-Each 8 x 8 image of scikit-learn's digits is cut into sixteen 2 x 2 patches. Two things are asked of
-it: the slant of the writing (regression) and the digit (classification); of whole images, and of
-partial ones, where every patch is missing with a chance of 30 %. Each model learns from images of
-the kind that it is tested on.
+Each 8 x 8 image of scikit-learn's digits is split into sixteen 2 x 2 patches. There are two tasks,
+the slant of the handwriting (regression) and the digit (classification), each on whole images and
+on partial images, where every patch is missing with probability 30 %. Each model is trained and
+tested on the same kind of images.
 
-A token is a patch, less the average patch at its place, and a code for the place. A missing patch
-is a token that is not there. The query is the sum of the tokens weighted by their ink, so that it
-knows where there is more ink than usual. Flat models see 64 pixels: missing ones take the average
-of that pixel, and cross-validation decides whether to add columns that tell which were missing.
+A token is a patch minus the average patch at its position, followed by a one-hot code for the
+position. The mask removes missing patches. The query is the sum of the tokens weighted by their
+ink, so it encodes where there is more ink than usual. Models on pixels get a vector of 64 pixels.
+Missing pixels are replaced by the average of that pixel, and cross-validation decides whether to
+add indicators of missing pixels.
 
     python examples/digits_as_sets.py
     python examples/digits_as_sets.py --examples 150
@@ -33,17 +34,17 @@ import onelayer as ol
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--examples", type=int, default=1797, help="how many images to use")
+    parser.add_argument("--examples", type=int, default=1797, help="number of images to use")
     pixels, digit = load_digits(return_X_y=True)
     images = pixels.reshape(-1, 8, 8)[: parser.parse_args().examples] / 16
     train, test = train_test_split(np.arange(len(images)), test_size=1 / 3, random_state=0)
     tasks = {"slant": slant(images, train), "digit": digit}
     kinds = {"whole": views(images, train), "partial": views(partial(images), train)}
 
-    table = Table(title=f"Error in %, {len(train)} images to learn from and {len(test)} to test")
+    table = Table(title=f"Error in %, {len(train)} training and {len(test)} test images")
     for column in ("model", *(f"{task}\n{kind}" for task in tasks for kind in kinds), "seconds"):
         table.add_column(column, justify="left" if column == "model" else "right")
-    errors = {(task, kind): {} for task in tasks for kind in kinds}  # of every test image, by model
+    errors = {(task, kind): {} for task in tasks for kind in kinds}  # of every test image by model
     for name, view, regressor, classifier in models():
         start = time.perf_counter()
         for (task, kind), found in errors.items():
@@ -57,14 +58,14 @@ def main():
         table.add_row(name, *figures, f"{time.perf_counter() - start:.1f}")
     console = Console()
     console.print(table)
-    console.print("Slant: squared error, of the variance. Digit: wrong answers.")
+    console.print("Slant: squared error relative to the variance. Digit: misclassified images.")
     for (task, kind), found in errors.items():
         console.print(f"- {task} of {kind} images: {verdict(found)}")
 
 
 def models():
-    """A name, what the model sees, the estimator of the slant and the one of the digit."""
-    paper = {"fit_intercept": False, "standardize": False}  # tokens are centred and scaled above
+    """Yield the name, the input view, the slant regressor and the digit classifier."""
+    paper = {"fit_intercept": False, "standardize": False}  # tokens are already centred and scaled
     options = {"heads": 1000, "alpha": "loo", "random_state": 0, **paper}
     for name, view, more in [
         ("attention, no places", "patches", {}),
@@ -87,7 +88,7 @@ def models():
 
 
 class KernelClassifier(ol.AttentionKernelRidge):
-    """Regression on one-hot targets: the largest prediction wins."""
+    """Kernel ridge regression on one-hot targets; predicts the class with the largest output."""
 
     def fit(self, X, y, mask):
         return super().fit(X, np.eye(10)[y], mask=mask)
@@ -97,20 +98,20 @@ class KernelClassifier(ol.AttentionKernelRidge):
 
 
 def filled(model):
-    """The model behind pixels that are filled in, and behind what is missing."""
+    """Return a pipeline that imputes missing pixels, adds missing indicators and fits the model."""
     parts = [("pixels", SimpleImputer()), ("missing", MissingIndicator(features="all"))]
     return Pipeline([("seen", FeatureUnion(parts)), ("model", model)])
 
 
 def tuned(model, grid):
-    """The model with the best parameters, and the best weight of what is missing."""
+    """Return a grid search over the model's parameters and the weight of missing indicators."""
     weights = [{"missing": 0.0}, {"missing": 0.25}]
     parameters = {f"model__{name}": values for name, values in grid.items()}
     return GridSearchCV(filled(model), {**parameters, "seen__transformer_weights": weights}, cv=3)
 
 
 def slant(images, train):
-    """By how many pixels the ink moves sideways from row to row, to mean 0 and variance 1."""
+    """Horizontal shift of the ink per row in pixels, standardized on the training images."""
     ink = images / images.sum(axis=(1, 2), keepdims=True)
     down, across = (
         place - np.sum(ink * place, axis=(1, 2), keepdims=True) for place in np.mgrid[:8, :8]
@@ -120,13 +121,13 @@ def slant(images, train):
 
 
 def partial(images):
-    """The images with three in ten of their patches, drawn at random, replaced by NaN."""
+    """Replace a random 30 % of the patches by NaN."""
     missing = np.random.default_rng(0).random((len(images), 4, 4)) < 0.3
     return np.where(np.kron(missing, np.ones((2, 2))), np.nan, images)
 
 
 def views(images, train):
-    """What models see: flat pixels, patches alone, or tokens that are patches with their places."""
+    """Input views: flat pixels, patches alone, and tokens (patches with one-hot positions)."""
     patches = images.reshape(-1, 4, 2, 4, 2).swapaxes(2, 3).reshape(-1, 16, 4)
     there = np.pad(~np.isnan(patches[:, :, 0]), ((0, 0), (1, 0)), constant_values=True)
     patches = np.nan_to_num(patches - np.nanmean(patches[train], axis=0))
@@ -140,7 +141,7 @@ def views(images, train):
 
 
 def verdict(errors):
-    """Where the best attention stands: differences of two standard errors and more count."""
+    """Compare the best attention model with the others, at two standard errors."""
     attention = [name for name in errors if name.startswith("attention")]
     best = min(attention, key=lambda name: errors[name].mean())
     standing = {"ahead of": [], "level with": [], "behind": []}

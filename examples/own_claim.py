@@ -1,9 +1,9 @@
-"""A claim of your own, measured, judged and reported like those of the papers.
+"""Define a claim of your own, then measure, judge and report it like the claims of the papers.
 
-Theory bounds the error of random-feature attention for polynomials of a query and a key. Does the
-rate n^-1/2 also show for a function with a kink, the average of |<β, x_i>| over the keys? A claim
-says what is predicted, which cells to measure, and the rule that makes the verdict; cells run in
-several processes, and a run that was interrupted goes on where it was.
+Theory bounds the error of random-feature attention for polynomials of a query and a key. This claim
+asks whether the rate n^-1/2 also holds for a function with a kink: the average of |<β, x_i>| over
+the keys. A claim consists of a prediction, the cells to measure, and a rule for the verdict. Cells
+run in several processes, and an interrupted run continues where it stopped.
 
     python examples/own_claim.py                      # writes kink.sqlite and kink.html
     python examples/own_claim.py --largest 256 --seeds 1
@@ -24,11 +24,11 @@ from onelayer.lab.run import Plan, run
 from onelayer.lab.seeds import generator
 from onelayer.lab.store import Store
 
-RATE = -0.4  # the exponent of the error in n: at most this, where -1/2 is predicted
+RATE = -0.4  # largest exponent of the error in n with which the claim holds; predicted: -1/2
 
 
 def measure(largest: int, dim: int, keys: int, heads: int, seed: int) -> Measured:
-    """The learning curve on the target with a kink, one size an octave."""
+    """Measure the learning curve on the target with a kink, at five sizes that double."""
     sizes = [largest // 2**i for i in reversed(range(5))]
     X = ol.inputs.sphere(largest + 2000, keys + 1, dim, generator(seed, "inputs"))
     y = np.abs(X[:, 1:, 0]).mean(axis=1)
@@ -40,7 +40,7 @@ def measure(largest: int, dim: int, keys: int, heads: int, seed: int) -> Measure
 
 
 def medians(results: Results) -> tuple[list[int], Any]:
-    """Sample sizes, and the median error at each of them."""
+    """Return the sample sizes and the median error at each of them."""
     return results.cells[0]["sizes"], np.median([cell["errors"] for cell in results], axis=0)
 
 
@@ -76,10 +76,10 @@ CLAIM = Conjecture(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--largest", type=int, default=4096, help="sample size")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--folder", type=Path, default=Path(), help="where to write")
+    parser.add_argument("--largest", type=int, default=4096, help="largest sample size")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--workers", type=int, default=2, help="number of processes")
+    parser.add_argument("--folder", type=Path, default=Path(), help="output folder")
     options = parser.parse_args()
     store = Store(options.folder / "kink.sqlite")
     plan = Plan(CLAIM, "default", {"largest": options.largest, "seeds": options.seeds})

