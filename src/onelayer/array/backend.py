@@ -83,13 +83,13 @@ def count_infinite(array: Array) -> int:
 
 
 def refuse_infinite(count: int, name: str) -> None:
-    """Raise an error that states the number of NaN and infinite entries, if there are any."""
+    """Refuse a positive number of NaN and infinite entries."""
     if count:
         raise ValueError(f"{name} has {count} NaN or infinite entries, expected finite numbers")
 
 
 def is_finite(array: Array) -> bool:
-    """Whether all entries are finite. NaN and infinity show in the extremes, which need no copy."""
+    """Whether all entries are finite, from the extremes, which need no copy."""
     xp = namespace(array)
     return bool(xp.isfinite(xp.min(array)) & xp.isfinite(xp.max(array)))
 

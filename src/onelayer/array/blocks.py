@@ -57,11 +57,7 @@ def map_over(blocks: Iterable[Block], term: Callable[[Block], Result]) -> list[R
 
 
 def sum_over(blocks: Iterable[Block], term: Callable[[Block], Array]) -> Array:
-    """The sum of `term(block)` over the blocks, in their order.
-
-    >>> sum_over([1, 2, 3], lambda block: block * block)
-    14
-    """
+    """The sum of `term(block)` over the blocks, in their order."""
     return reduce(operator.add, map(term, blocks))
 
 
@@ -70,12 +66,6 @@ def run_over(blocks: Sequence[Block], work: Callable[[Block], None], reference: 
 
     `reference` is an array of the kind that is worked on. Each block has one thread, which is
     faster than BLAS threads for small products and passes over memory.
-
-    >>> totals = [0, 0]
-    >>> import numpy as np
-    >>> run_over([0, 1], lambda block: totals.__setitem__(block, block + 1), np.zeros(1))
-    >>> totals
-    [1, 2]
     """
     count = min(threads.blas_threads(reference), len(blocks))
     with threads.single_threaded_blas(0):
@@ -95,10 +85,6 @@ def fold_over(
     """The results of `work(block)` merged in the order of the blocks, few of them held at a time.
 
     For numpy the work is done in threads, as in `run_over`.
-
-    >>> import numpy as np
-    >>> fold_over(["b", "c", "a"], str.upper, lambda all, new: all + new, np.zeros(1))
-    'BCA'
     """
     count = threads.blas_threads(reference)
     with threads.single_threaded_blas(0):

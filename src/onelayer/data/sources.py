@@ -130,7 +130,7 @@ def mapped(
 
 
 def refuse_generator(value: object, name: str) -> None:
-    """Refuse a generator, or any other iterator: it is exhausted after one pass."""
+    """Refuse an iterator, which is exhausted after one pass."""
     if isinstance(value, Iterator):
         raise TypeError(
             f"{name} is a {type(value).__name__}, which can be read only once, "

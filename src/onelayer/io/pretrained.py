@@ -175,27 +175,20 @@ def _check_family(family: str) -> None:
 
 def _model(names: list[str], path: Path, family: str) -> tuple[str, list[int]]:
     """What the names of the one model in a file begin with, and the numbers of its layers."""
-    prefixes = FAMILIES[family].prefixes(names)
-    if not prefixes:
-        raise ValueError(f"{path} {_wrong_family(names, family)}")
-    if len(prefixes) > 1:
-        raise ValueError(
-            f"{path} holds several models, under {', '.join(map(repr, prefixes))}: expected one"
-        )
-    ((prefix, layers),) = prefixes.items()
-    return prefix, layers
-
-
-def _wrong_family(names: list[str], family: str) -> str:
-    """Why the file has no layers of the family."""
-    expected = FAMILIES[family].layer.format(0) + next(iter(FAMILIES[family].parts))
-    other = _family(names)
-    if other is not None:
-        return f"holds a model of the family {other!r}, expected {family!r} as was asked for"
-    name = _of_other_scores(names)
-    if name is not None:
-        return f"holds {name!r} as Llama and others do, expected {expected!r}: {_NOT_A_LAYER}"
-    return f"holds {len(names)} arrays, expected {expected!r} among them, with or without a prefix"
+    kind = FAMILIES[family]
+    prefixes = kind.prefixes(names)
+    if len(prefixes) == 1:
+        return next(iter(prefixes.items()))
+    first = repr(kind.layer.format(0) + next(iter(kind.parts)))
+    if prefixes:
+        got = f"several models, under {', '.join(map(repr, prefixes))}: expected one"
+    elif (other := _family(names)) is not None:
+        got = f"a model of the family {other!r}, expected {family!r} as was asked for"
+    elif (name := _of_other_scores(names)) is not None:
+        got = f"{name!r} as Llama and others do, expected {first}: {_NOT_A_LAYER}"
+    else:
+        got = f"{len(names)} arrays, expected {first} among them, with or without a prefix"
+    raise ValueError(f"{path} holds {got}")
 
 
 def _check_parts(names: list[str], path: Path, place: str, family: ModelFamily) -> None:

@@ -26,9 +26,6 @@ def norm_constant(k: int, base: float = 4.0) -> float:
 
     The base is |x̃_0|² |x̃_i|² = 4 for attention, where x̃ = [x; 1], and the squared norm N + 2 of
     its whole input for a network on all tokens side by side.
-
-    >>> norm_constant(0), norm_constant(1)
-    (1.0, 4.0)
     """
     degree = checks.whole_number(k, "k", least=0)
     return max(1.0, math.pow(degree, 4.5) * math.pow(base, degree))

@@ -83,8 +83,7 @@ def _contracted(query: Array, keys: Array, tensor: Array, r: int, s: int) -> Arr
         rest = _leg(query, rest)
     if s == 0:
         return xp.broadcast_to(rest, (n, count))
-    rest = keys @ xp.reshape(rest, (rest.shape[0], dim, -1))
-    rest = xp.reshape(rest, (n * count, -1))
+    rest = xp.reshape(keys @ xp.reshape(rest, (rest.shape[0], dim, -1)), (n * count, -1))
     for _ in range(s - 1):
         rest = _leg(xp.reshape(keys, (n * count, dim)), rest)
     return xp.reshape(rest, (n, count))
@@ -92,11 +91,9 @@ def _contracted(query: Array, keys: Array, tensor: Array, r: int, s: int) -> Arr
 
 def _leg(vectors: Array, tensors: Array) -> Array:
     """The first legs of tensors (b or 1, d · m) joined with vectors (b, d): (b, m)."""
-    xp = backend.namespace(vectors)
-    dim = vectors.shape[1]
-    if tensors.shape[0] == 1:
-        return vectors @ xp.reshape(tensors, (dim, -1))
-    return (vectors[:, None, :] @ xp.reshape(tensors, (tensors.shape[0], dim, -1)))[:, 0, :]
+    shape = (tensors.shape[0], vectors.shape[1], -1)
+    by_leg = backend.namespace(vectors).reshape(tensors, shape)
+    return vectors @ by_leg[0, ...] if shape[0] == 1 else (vectors[:, None, :] @ by_leg)[:, 0, :]
 
 
 def moments(tensors: Tensors, dim: int) -> PairMoments:

@@ -5,8 +5,8 @@ attention can learn (arXiv 2307.11353):
 
     f(x) = (1/N) Σ_i F(x_0, x_i),        F(x_0, x_i) = Σ_rs <x_0^{⊗r} ⊗ x_i^{⊗s}, f_rs>.
 
-Some are outside of it on purpose: functions of a position, sums that depend on the order of the
-keys, and averages of functions of three tokens.
+`one_position`, `ordered_sum` and `three_token` are outside of the class: functions of a position,
+sums that depend on the order of the keys, and averages of functions of three tokens.
 
 Means and variances are for tokens that are independent and uniform on the unit sphere
 (`sphere_moments`); norms are those in the bounds of the paper (`norms`).
@@ -102,10 +102,7 @@ class Target:
 
     @property
     def biased_norm(self) -> float:
-        """Norm in the bound for BRFA with the identity as its bias; infinite if unknown.
-
-        It is known for `correlation_weighted`.
-        """
+        """Norm in the bound for BRFA with the identity as its bias, known for f_{2,q}, else inf."""
         return norms.pair_norm(self.biased_tensor_norms)
 
     def flat_norm(self, keys: int) -> float:
@@ -120,9 +117,6 @@ class Target:
         if keys < self.least_keys:
             raise ValueError(f"{got}, expected at least {self.least_keys} for {self.name}")
         return keys
-
-
-# The class: averages of functions of two tokens
 
 
 def average_power(p: int, dim: int, beta: Any = None) -> Target:
@@ -222,9 +216,6 @@ def polynomial(coefficients: Coefficients, name: str = "polynomial") -> Target:
     )
 
 
-# Outside of the class
-
-
 def one_position(position: int, p: int, dim: int, beta: Any = None) -> Target:
     """<β, x_position>^p: a function of the key at one position, 1 for the first key.
 
@@ -251,10 +242,9 @@ def ordered_sum(
 ) -> Target:
     """(1/N) Σ_i w_i <β, x_i>^p with weights by position: the order of the keys matters.
 
-    w_i is 1, -1, 1, ... if alternating and 1, 2, 3, ... if increasing. What a function that is
-    blind to the order can know of it is Σ_i w_i / N times `average_power`: nothing of the first
-    for an even number of keys. The norm is infinite. A key that the mask leaves out takes its
-    position with it; the sum is over N, the number of keys that are there.
+    w_i is 1, -1, 1, ... if alternating and 1, 2, 3, ... if increasing. The best approximation that
+    ignores the order is Σ_i w_i / N times `average_power`, zero for alternating weights and even N.
+    The norm is infinite. Positions count masked keys, N does not.
 
     Examples
     --------
