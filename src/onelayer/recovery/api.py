@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from onelayer.array import backend, checks
+from onelayer.array import checks
 from onelayer.data.chunks import KEPT_BYTES
 from onelayer.inputs import Seed
 from onelayer.recovery import display, validation
@@ -67,10 +67,9 @@ def recover(
         minimum or the examples do not fit in memory; the trace says which and why.
     rank : int, optional
         Rank of the attention matrices where it is known (the head size).
-    bias : bool
-        Whether the layer has key biases and an output bias.
-    causal : bool
-        Whether a token attends to itself and to earlier tokens only.
+    bias, causal : bool
+        Whether the layer has key biases and an output bias, and whether tokens attend only to
+        themselves and to earlier ones.
     mask : array (n, tokens), optional
         True for tokens, False for padding; outputs of padding are ignored.
     tol : float
@@ -91,19 +90,19 @@ def recover(
         Budget of the search. The certificate comes on top: for large layers it takes minutes on a
         CPU. Without `max_seconds` a hopeless search on a small problem ends after about a minute.
     polish : bool
-        Whether Gauss-Newton steps follow the six phases for exact weights. Without them heads are
-        right to about a percent.
+        Whether Gauss-Newton steps follow the six phases, without which heads are right to about a
+        percent.
     checkpoint : path, optional
-        File to which "refine" writes the best layer so far, at most every ten seconds. It is a file
-        as written by `AttentionLayer.save`. With it "auto" always takes "refine".
+        File to which "refine" writes the best layer so far, at most every ten seconds, as
+        `AttentionLayer.save` does. With it "auto" always takes "refine".
     resume : bool
         Whether to resume from the checkpoint, with the same examples or others of the same layer.
 
     Returns
     -------
     Recovery
-        The layer, whether the search converged and why, advice, and a certificate. If the search
-        did not converge, `advice` says what was seen and what to change.
+        The layer, whether the search converged and why, a certificate, and advice on what to change
+        if it did not converge.
 
     Raises
     ------
@@ -121,34 +120,39 @@ def recover(
     """
     validation.method(method)
     options = Options(
-        heads=validation.number_of_heads(heads),
+        heads=heads,
         bias=bias,
         causal=causal,
-        tol=validation.tolerance(tol),
-        head_tol=checks.positive_number(head_tol, "head_tol"),
+        tol=tol,
+        head_tol=head_tol,
         device=device,
-        restarts=checks.whole_number(restarts, "restarts", least=0),
+        restarts=restarts,
         polish=polish,
         checkpoint=checked_path(checkpoint, resume, method),
         resume=resume,
     )
+    rng = np.random.default_rng(seed)
+    with _log(max_steps, max_seconds, progress) as log:
+        examples = validation.examples(X, Y, mask, device, log.progress)
+        rank = validation.known_rank(rank, examples.shape[2])
+        return _METHODS[method](RecoveryRun(examples, replace(options, rank=rank), log, rng))
+
+
+@contextmanager
+def _log(max_steps: Any, max_seconds: Any, progress: Any) -> Iterator[Log]:
+    """A log with this budget, and with a live display or a listener if there is one."""
     max_steps = checks.positive_int(max_steps, "max_steps")
     if max_seconds is not None:
         max_seconds = checks.positive_number(max_seconds, "max_seconds")
-    if not isinstance(polish, bool):
-        raise TypeError(f"polish is {polish!r}, expected True or False")
-    backend.check_device(device)
-    rng = np.random.default_rng(seed)
-    with _listening(progress) as listener:
-        log = Log(max_steps, max_seconds, listener, stage="reading the examples")
-        if isinstance(listener, display.Display):
-            log.report = listener.report
-        examples = validation.examples(X, Y, mask, device, log.progress)
-        if method == "sculpt":
-            validation.sculpting(examples, options.heads, bias=bias, causal=causal)
-        rank = validation.known_rank(rank, examples.shape[2])
-        run = RecoveryRun(examples, replace(options, rank=rank), log, rng)
-        return _METHODS[method](run)
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise TypeError(f"progress is {progress!r}, expected True, False, None or a function")
+    log = Log(max_steps, max_seconds, stage="reading the examples")
+    with display.live() if progress is True else nullcontext() as view:
+        if view is not None:
+            log.listener, log.report = view, view.report
+        elif callable(progress):
+            log.listener = progress
+        yield log
 
 
 def _automatic(run: RecoveryRun) -> Recovery:
@@ -158,7 +162,8 @@ def _automatic(run: RecoveryRun) -> Recovery:
         return refinement.refine(run)
     n, tokens, dim, out_dim = run.examples.shape
     size = 8.0 * n * tokens * (dim + out_dim)
-    fits, sculptable = size <= KEPT_BYTES, _can_be_sculpted(run)
+    fits, enough = size <= KEPT_BYTES, n * tokens >= _ROWS_TO_SCULPT * dim * dim
+    sculptable = enough and out_dim >= tokens and _why_not_sculpt(run) is None
     if not fits and sculptable:
         run.note("auto", f"sculpt, since the examples take {size / 1e9:.1f} GB in memory")
         return SculptAndPolish(run).run()
@@ -173,30 +178,23 @@ def _automatic(run: RecoveryRun) -> Recovery:
     second = SculptAndPolish(polished).run()
     if second.converged:
         return second
-    reason = second.reason.name.lower()
-    run.note("auto", f"what refine found, since sculpt ended with {reason}")
+    run.note("auto", f"what refine found, since sculpt ended with {second.reason.name.lower()}")
     return replace(first, seconds=run.log.seconds)
+
+
+def _sculpt(run: RecoveryRun) -> Recovery:
+    if (why := _why_not_sculpt(run)) is not None:
+        raise ValueError(why)
+    return SculptAndPolish(run).run()
+
+
+def _why_not_sculpt(run: RecoveryRun) -> str | None:
+    options = run.options
+    return validation.why_not_sculpt(run.examples, options.heads, options.bias, options.causal)
 
 
 _METHODS: dict[str, Callable[[RecoveryRun], Recovery]] = {
     "auto": _automatic,
     "refine": lambda run: refinement.refine(run),
-    "sculpt": lambda run: SculptAndPolish(run).run(),
+    "sculpt": _sculpt,
 }
-
-
-def _can_be_sculpted(run: RecoveryRun) -> bool:
-    """Whether the six phases apply, and have a chance."""
-    n, tokens, dim, out_dim = run.examples.shape
-    options = {"bias": run.options.bias, "causal": run.options.causal}
-    possible = validation.why_not_sculpt(run.examples, run.options.heads, **options) is None
-    enough = n * tokens >= _ROWS_TO_SCULPT * dim * dim
-    return possible and enough and out_dim >= tokens
-
-
-def _listening(progress: Any) -> AbstractContextManager[Listener | None]:
-    if not (progress is None or isinstance(progress, bool) or callable(progress)):
-        raise TypeError(f"progress is {progress!r}, expected True, False, None or a function")
-    if progress is True:
-        return display.live()
-    return nullcontext(progress if callable(progress) else None)

@@ -151,10 +151,6 @@ def mean_bound(mean: float, count: int, delta: float) -> float:
     low, high = mean, 1.0
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (low, middle) if _divergence(mean, middle) > allowed else (middle, high)
+        divergence = float(rel_entr(mean, middle) + rel_entr(1 - mean, 1 - middle))
+        low, high = (low, middle) if divergence > allowed else (middle, high)
     return high
-
-
-def _divergence(p: float, q: float) -> float:
-    """kl(p, q) of two coins."""
-    return float(rel_entr(p, q) + rel_entr(1 - p, 1 - q))

@@ -1,15 +1,18 @@
-"""The checked options of a recovery."""
+"""The options of a recovery, and their checks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from onelayer.array import backend, checks
+from onelayer.recovery import validation
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of `recover`, checked; see there for their meaning."""
+    """Options of `recover`; see there for their meaning."""
 
     heads: int | Literal["auto"]
     rank: int | None = None  # None for full rank
@@ -22,6 +25,19 @@ class Options:
     polish: bool = True
     checkpoint: Path | None = None
     resume: bool = False
+
+    def __post_init__(self) -> None:
+        checked: dict[str, Any] = {
+            "heads": validation.number_of_heads(self.heads),
+            "tol": validation.tolerance(self.tol),
+            "head_tol": checks.positive_number(self.head_tol, "head_tol"),
+            "restarts": checks.whole_number(self.restarts, "restarts", least=0),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)  # since options are frozen
+        if not isinstance(self.polish, bool):
+            raise TypeError(f"polish is {self.polish!r}, expected True or False")
+        backend.check_device(self.device)
 
     @property
     def known_heads(self) -> int | None:

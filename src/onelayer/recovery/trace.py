@@ -80,19 +80,9 @@ class Log:
         phase: int | None = None,
     ) -> None:
         """Append a row to the trace, and pass it to the listener."""
-        row = TraceRow(
-            len(self.rows),
-            stage,
-            heads,
-            examples,
-            error,
-            damping,
-            products,
-            self.seconds,
-            held_out_error,
-            note,
-            phase,
-        )
+        place = (len(self.rows), stage, heads, examples)
+        taken = (damping, products, self.seconds)
+        row = TraceRow(*place, error, *taken, held_out_error, note, phase)
         self.rows.append(row)
         if self.listener is not None:
             self.listener(row)

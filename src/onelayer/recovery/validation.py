@@ -141,7 +141,8 @@ def _checked(chunk: Chunk, length: int, samples: tuple[Array, Array]) -> Chunk:
 
 def _summary(chunk: Chunk) -> _Summary:
     X, Y, mask = chunk.arrays
-    single = _is_single(X), _is_single(Y)
+    float32 = backend.namespace(X).float32
+    single = bool(X.dtype == float32), bool(Y.dtype == float32)
     bad = backend.count_infinite(X), backend.count_infinite(Y)
     if any(bad):
         return _Summary(bad, (0.0, 0.0), single, 0)
@@ -149,16 +150,11 @@ def _summary(chunk: Chunk) -> _Summary:
     return _Summary(bad, (backend.largest(X), backend.largest(Y)), single, counted(X, mask))
 
 
-def _is_single(array: Array) -> bool:
-    return bool(array.dtype == backend.namespace(array).float32)
-
-
 def without_padding(X: Array, Y: Array, mask: Array | None) -> tuple[Array, Array]:
     """X and Y with zeros in place of padding, whose entries may be anything."""
     if mask is None:
         return X, Y
-    xp = backend.namespace(X)
-    there = mask[:, :, None]
+    xp, there = backend.namespace(X), mask[:, :, None]
     return xp.where(there, X, xp.zeros_like(X)), xp.where(there, Y, xp.zeros_like(Y))
 
 
@@ -198,29 +194,21 @@ def known_rank(rank: Any, dim: int) -> int | None:
 
 
 def method(method: Any) -> None:
-    """One of the methods."""
     if method not in METHODS:
         raise ValueError(f"method is {method!r}, expected 'auto', 'refine' or 'sculpt'")
 
 
-def sculpting(given: ValidatedExamples, heads: int | Literal["auto"], **options: bool) -> None:
-    """Refuse what `sculpt` cannot do where it was asked for."""
-    why = why_not_sculpt(given, heads, **options)
-    if why is not None:
-        raise ValueError(why)
-
-
 def why_not_sculpt(
-    given: ValidatedExamples, heads: int | Literal["auto"], **options: bool
+    given: ValidatedExamples, heads: int | Literal["auto"], bias: bool = False, causal: bool = False
 ) -> str | None:
     """What is in the way of method='sculpt', None if nothing is."""
     n, _, dim, _ = given.shape
-    options = {"mask": given.masked, **options}
-    for name in (name for name, value in options.items() if value):
-        return (
-            f"method='sculpt' was asked for with {name}, expected neither biases nor masks: "
-            "method='refine' finds such layers"
-        )
+    for name, value in (("mask", given.masked), ("bias", bias), ("causal", causal)):
+        if value:
+            return (
+                f"method='sculpt' was asked for with {name}, expected neither biases nor masks: "
+                "method='refine' finds such layers"
+            )
     if n < _FEWEST_TO_SCULPT:
         return f"X has {n} examples, expected at least {_FEWEST_TO_SCULPT} for method='sculpt'"
     if dim < _LEAST_DIM_TO_SCULPT:
