@@ -27,13 +27,10 @@ from onelayer.heads.softmax import softmax, softmax_jvp
 
 
 def pack(attention: Array, key_bias: Array | None = None) -> Array:
-    """Theta (p, m·d) from attention matrices (m, d, d) and key biases (m, d).
-
-    p is d, or d + 1 with a key bias.
-    """
-    xp = backend.namespace(attention)
+    """Theta (p, m·d) from attention (m, d, d) and key biases (m, d); p = d + 1 with these, or d."""
     if key_bias is not None:
-        attention = xp.concat([attention, key_bias[:, None, :]], axis=1)
+        rows = [attention, key_bias[:, None, :]]
+        attention = backend.namespace(attention).concat(rows, axis=1)
     return side_by_side(attention)
 
 
@@ -115,8 +112,7 @@ def outer(queries: np.ndarray[Any, Any], change: np.ndarray[Any, Any]) -> np.nda
 
 def with_constant(X: Array) -> Array:
     """Every token extended by a constant 1."""
-    xp = backend.namespace(X)
-    return xp.concat([X, backend.ones((*X.shape[:2], 1), X)], axis=2)
+    return backend.namespace(X).concat([X, backend.ones((*X.shape[:2], 1), X)], axis=2)
 
 
 def flat_tokens(tokens: Array) -> Array:
@@ -125,10 +121,7 @@ def flat_tokens(tokens: Array) -> Array:
 
 
 def scores(inputs: Inputs, theta: Array) -> Array:
-    """Scores of every row and head, (n, k·m, k), rows in the order (a, i).
-
-    They are linear in theta, so that this is also how they change along a direction.
-    """
+    """Scores of every row and head, (n, k·m, k), rows in the order (a, i); linear in theta."""
     return scores_of(inputs.keys, flat_tokens(inputs.queries) @ theta)
 
 
@@ -152,8 +145,8 @@ def attention(inputs: Inputs, theta: Array, allowed: Array | None) -> Array:
 def features(attention: Array, keys: Array) -> Array:
     """The attended tokens of every row, heads side by side: (n·k, m·d)."""
     n, tokens, dim = keys.shape
-    heads = attention.shape[1] // tokens
-    return backend.namespace(attention).reshape(attention @ keys, (n * tokens, heads * dim))
+    shape = (n * tokens, attention.shape[1] // tokens * dim)
+    return backend.namespace(attention).reshape(attention @ keys, shape)
 
 
 def features_jvp(keys: Array, attention: Array, rows: Array) -> Array:

@@ -84,8 +84,14 @@ class LowRankTangent:
     def lift(self, total: Array) -> Array:
         if not self._thin:
             return self.project(total)
+        turned, (heads, _, rank) = backend.transpose, self.left.shape
         left, right = self._bases(total)
-        return _direction(total, left, right, self.key_bias)
+        both = dense.by_head(total[:, : 2 * heads * rank], rank)
+        across, along = both[:heads, ...], both[heads:, ...]  # Gᵀ U and G V, (m, d, r)
+        along = along - left @ (turned(left) @ along)
+        matrix = left @ turned(across) + along @ turned(right)
+        bias = turned(total[:, 2 * heads * rank :]) if self.key_bias else None
+        return dense.pack(matrix, bias)
 
     def retract(self, theta: Array, direction: Array) -> tuple[Array, LowRankTangent]:
         _, dim, rank = self.left.shape
@@ -136,13 +142,9 @@ def _truncated_sum(
     along = along - left @ (turned(left) @ along)  # B
     across = across - right @ (turned(right) @ across)
     (more_left, down), (more_right, over) = xp.linalg.qr(along), xp.linalg.qr(across)
-    core = xp.concat(
-        [
-            xp.concat([inside, turned(over)], axis=2),
-            xp.concat([down, xp.zeros_like(down)], axis=2),
-        ],
-        axis=1,
-    )
+    above = xp.concat([inside, turned(over)], axis=2)
+    below = xp.concat([down, xp.zeros_like(down)], axis=2)
+    core = xp.concat([above, below], axis=1)
     inner_left, sizes, inner_right = xp.linalg.svd(core, full_matrices=False)
     new_left = xp.concat([left, more_left], axis=2) @ inner_left[:, :, :rank]
     new_right = xp.concat([right, more_right], axis=2) @ turned(inner_right)[:, :, :rank]
@@ -176,9 +178,9 @@ def _factors(direction: Array, left: Array, right: Array) -> tuple[Array, Array]
 def _scores(inputs: Inputs, left: Array, right: Array, heads: int) -> Array:
     """How scores change along L Rᵀ, (n, k·m, k)."""
     rows, columns = _by_head(inputs.queries, left, heads), _by_head(inputs.keys, right, heads)
-    scores = _by_row(rows @ backend.transpose(columns))
-    n, tokens, _ = inputs.keys.shape
-    return backend.namespace(scores).reshape(scores, (n, tokens * heads, tokens))
+    xp, (n, tokens, _) = backend.namespace(left), inputs.keys.shape
+    scores = xp.permute_dims(rows @ backend.transpose(columns), (0, 2, 1, 3))
+    return xp.reshape(scores, (n, tokens * heads, tokens))
 
 
 def _scores_vjp(inputs: Inputs, change: Array, bases: Array, heads: int) -> Array:
@@ -191,7 +193,7 @@ def _scores_vjp(inputs: Inputs, change: Array, bases: Array, heads: int) -> Arra
     along = change @ _by_head(keys, right, heads)
     sums = xp.sum(change, axis=2)[:, :, :, None]
     across, along, sums = (
-        xp.reshape(_by_row(part), (n * tokens, heads * part.shape[3]))
+        xp.reshape(xp.permute_dims(part, (0, 2, 1, 3)), (n * tokens, heads * part.shape[3]))
         for part in (across, along, sums)
     )
     below = backend.transpose(flat_tokens(keys)) @ xp.concat([across, sums], axis=1)
@@ -199,24 +201,7 @@ def _scores_vjp(inputs: Inputs, change: Array, bases: Array, heads: int) -> Arra
     return xp.concat([below[:, : across.shape[1]], middle, below[:, across.shape[1] :]], axis=1)
 
 
-def _direction(sums: Array, left: Array, right: Array, key_bias: bool) -> Array:
-    """The projection of G on the tangent space from what `_scores_vjp` gives."""
-    turned, (heads, _, rank) = backend.transpose, left.shape
-    both = dense.by_head(sums[:, : 2 * heads * rank], rank)
-    across, along = both[:heads, ...], both[heads:, ...]  # Gᵀ U and G V, (m, d, r)
-    along = along - left @ (turned(left) @ along)
-    matrix = left @ turned(across) + along @ turned(right)
-    return dense.pack(matrix, turned(sums[:, 2 * heads * rank :]) if key_bias else None)
-
-
 def _by_head(tokens: Array, factor: Array, heads: int) -> Array:
     """Tokens (n, k, d) times factors (d, m·q) of all heads, (n, m, k, q)."""
-    n, count, _ = tokens.shape
-    shape = (n, count, heads, factor.shape[1] // heads)
-    xp = backend.namespace(factor)
+    xp, shape = backend.namespace(factor), (*tokens.shape[:2], heads, factor.shape[1] // heads)
     return xp.permute_dims(xp.reshape(flat_tokens(tokens) @ factor, shape), (0, 2, 1, 3))
-
-
-def _by_row(by_head: Array) -> Array:
-    """(n, m, k, q) -> (n, k, m, q)."""
-    return backend.namespace(by_head).permute_dims(by_head, (0, 2, 1, 3))

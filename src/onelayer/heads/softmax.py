@@ -5,23 +5,18 @@ from __future__ import annotations
 from onelayer.array import backend
 from onelayer.array.backend import Array
 
-# With few keys a sum over them is faster as a product with a matrix of ones.
-_FEW_KEYS = 16
+_FEW_KEYS = 16  # up to as many, a sum over them is faster as a product with a matrix of ones
 
 
 def allowed_pairs(mask: Array | None, causal: bool, X: Array) -> Array | None:
     """Which keys each row may attend to, (n or 1, k, k), or None if every row sees every key."""
-    xp = backend.namespace(X)
     if mask is None and not causal:
         return None
-    tokens = X.shape[1]
-    device = backend.device(X)
-    allowed = xp.ones((1, tokens, tokens), dtype=xp.bool, device=device)
+    xp, tokens = backend.namespace(X), X.shape[1]
+    allowed = xp.ones((1, tokens, tokens), dtype=xp.bool, device=backend.device(X))
     if causal:
         allowed = xp.tril(allowed)
-    if mask is not None:
-        allowed = allowed & mask[:, None, :]
-    return allowed
+    return allowed if mask is None else allowed & mask[:, None, :]
 
 
 def softmax(scores: Array, allowed: Array | None) -> Array:
@@ -37,8 +32,7 @@ def softmax(scores: Array, allowed: Array | None) -> Array:
     highest = xp.max(xp.where(allowed, scores, nothing - xp.inf), axis=-1, keepdims=True)
     scores = xp.where(allowed, xp.exp(xp.where(allowed, scores - highest, nothing)), nothing)
     total = xp.sum(scores, axis=-1, keepdims=True)
-    scores = scores / xp.where(total == 0, xp.ones_like(total), total)
-    return xp.reshape(scores, shape)
+    return xp.reshape(scores / xp.where(total == 0, xp.ones_like(total), total), shape)
 
 
 def softmax_jvp(attention: Array, change: Array) -> Array:
@@ -46,12 +40,10 @@ def softmax_jvp(attention: Array, change: Array) -> Array:
 
     The map is symmetric, so that it is the vjp too.
     """
-    xp = backend.namespace(change)
-    tokens = change.shape[2]
-    weighted = attention * change
+    tokens, weighted = change.shape[2], attention * change
     if tokens <= _FEW_KEYS:
         mean = weighted @ backend.ones((tokens, tokens), change)
     else:
-        mean = xp.sum(weighted, axis=-1, keepdims=True)
+        mean = backend.namespace(change).sum(weighted, axis=-1, keepdims=True)
     weighted -= attention * mean
     return weighted

@@ -38,8 +38,7 @@ class Subspace:
         return _coefficients_vjp
 
     def lift(self, total: Array) -> Array:
-        basis = backend.like(self.directions, total)
-        return dense.unflatten(total @ basis, self.dim)
+        return dense.unflatten(total @ backend.like(self.directions, total), self.dim)
 
     def _coefficients(self, direction: Array) -> Array:
         """Coefficients (m, count) of the nearest direction in the span."""

@@ -22,7 +22,6 @@ that mean square times the 0.95-quantile of the F-distribution with 1 and K degr
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -49,7 +48,8 @@ _MARGIN = 2.0  # the smallest singular value is found up to a part of it, and fr
 _COMPARED = 4000  # rows that are compared
 # Error bars are computed from at least this many equations per unknown, scores and rows per number
 # that they determine, and examples: roughly first, then carefully.
-_ENOUGH = ((6.0, 6.0, 1), (6.0, 8.0, 100))
+_Enough: TypeAlias = tuple[float, float, int]
+_ENOUGH: tuple[_Enough, ...] = ((6.0, 6.0, 1), (6.0, 8.0, 100))
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,10 @@ def error_bars(
     for enough in _ENOUGH:
         few = _thinned(fit, fitted, rank, copies, enough)
         response = sensitivity(few, rank, rng)
-        noise = max(_noise(few, fitted, rank, thinned=few is not fit), rounding)
+        # The noise that leaves such residuals; on few examples only the weights are fitted.
+        equations, weights = few.batches.equations, int(few.weights.shape[0] * few.weights.shape[1])
+        free = equations - (fitted.unknowns(fit.heads, rank) if few is fit else weights)
+        noise = max(few.error * (equations / free) ** 0.5 if free > 0 else np.inf, rounding)
         bars = _at_most(fit, few, fitted, response, noise * copies**0.5)
         largest = max(bars.attention.max(), bars.projection.max())
         if few is fit or (largest <= sharp and response.determined.all()):
@@ -92,11 +95,12 @@ def error_bars(
     if not largest <= sharp and np.isfinite(noise):
         bars = _by_draws(fit, few, fitted, rank, response, noise * copies**0.5, rng)
     free = np.where(response.determined, 0.0, np.inf)
+    attention, projection = bars.attention + free, bars.projection + free
     return replace(
         bars,
         noise=noise,
-        attention=bars.attention + free,
-        projection=bars.projection + free,
+        attention=attention,
+        projection=projection,
         nested=bars.nested + free.max(),
     )
 
@@ -115,13 +119,10 @@ def _at_most(
         attention, projection = _on_span(transform, fit.theta, fit.weights)
         sizes = [np.sum(one**2, axis=(1, 2)) ** 0.5 for one in (attention, projection)]
         mean = (1 + np.linalg.norm(fitted.span.mean) ** 2) ** 0.5
-        bars = [
-            stretch * max(stretch, 1.0) * mean * heads / sizes[0],
-            stretch * weights / sizes[1],
-        ]
-    bars = [np.where(np.isnan(bar), np.inf, bar) for bar in bars]
-    nested = np.full(fitted.span.rank, bars[0].max())
-    return ErrorBars(bars[0], bars[1], nested, noise, least / most if most > 0 else 0.0)
+        bars = stretch * max(stretch, 1.0) * mean * heads / sizes[0], stretch * weights / sizes[1]
+    attention, projection = (np.where(np.isnan(bar), np.inf, bar) for bar in bars)
+    nested = np.full(fitted.span.rank, attention.max())
+    return ErrorBars(attention, projection, nested, noise, least / most if most > 0 else 0.0)
 
 
 def _by_draws(
@@ -142,7 +143,12 @@ def _by_draws(
     if len(found) < len(moved):
         unknown = np.full(fit.heads, np.inf)
         return ErrorBars(unknown, unknown, np.full(directions, np.inf), noise, smallest)
-    factor = noise * _scale(fit, few, fitted, rank) * float(fdtri(1, _DRAWS, CONFIDENCE)) ** 0.5
+    # The mean of an inverse of N random equations in p unknowns is as 1 / (N - p), so that errors
+    # from few examples exceed those from all.
+    unknowns = fitted.unknowns(fit.heads, rank)
+    counts = few.batches.equations, fit.batches.equations
+    scale = 1.0 if fit is few else ((counts[0] - unknowns) / (counts[1] - unknowns)) ** 0.5
+    factor = noise * scale * float(fdtri(1, _DRAWS, CONFIDENCE)) ** 0.5
     # Changes first by the step not taken, then by draws: (1 + K, m, r + 1, r) and (1 + K, m, r, e)
     changes = [_on_span(fitted.transform, *one) for one in found]
     attention, projection = (np.stack(each) for each in zip(*changes, strict=True))
@@ -166,20 +172,14 @@ def _copies(fitted: WhitenedExamples) -> float:
     some = fitted.sample(min(max(1, _COMPARED // fitted.tokens), fitted.examples))
     rows = []
     for block in some.blocks(1):
-        queries, outputs = (
-            backend.to_numpy(one) for one in (flat_tokens(block.queries), block.outputs)
-        )
+        queries, outputs = map(backend.to_numpy, (flat_tokens(block.queries), block.outputs))
         there = slice(None) if block.counted is None else backend.to_numpy(block.counted)[:, 0] > 0
         rows += row_keys(queries[there], outputs[there], decimals=DECIMALS)
     return len(rows) / max(len(set(rows)), 1)
 
 
 def _thinned(
-    fit: Fit,
-    fitted: WhitenedExamples,
-    rank: int | None,
-    copies: float,
-    enough: tuple[float, float, int],
+    fit: Fit, fitted: WhitenedExamples, rank: int | None, copies: float, enough: _Enough
 ) -> Fit:
     """The same heads on no more examples than it takes to judge how well they are determined.
 
@@ -202,39 +202,17 @@ def _thinned(
     return varpro.fit(few.batches(fit.heads), fit.theta)
 
 
-def _scale(fit: Fit, few: Fit, fitted: WhitenedExamples, rank: int | None) -> float:
-    """By how much errors from few examples exceed those from all, inverted.
-
-    The mean of an inverse of N random equations in p unknowns is as 1 / (N - p).
-    """
-    if fit is few:
-        return 1.0
-    unknowns = fitted.unknowns(fit.heads, rank)
-    return float(((few.batches.equations - unknowns) / (fit.batches.equations - unknowns)) ** 0.5)
-
-
-def _noise(few: Fit, fitted: WhitenedExamples, rank: int | None, thinned: bool) -> float:
-    """The noise that leaves such residuals; on few examples only the weights are fitted."""
-    equations = few.batches.equations
-    weights = int(few.weights.shape[0] * few.weights.shape[1])
-    free = equations - (weights if thinned else fitted.unknowns(few.heads, rank))
-    return float(few.error * (equations / free) ** 0.5) if free > 0 else np.inf
-
-
 def _flipped(few: Fit, response: Sensitivity, rng: np.random.Generator) -> Rows:
     """Residuals at unit size with a random sign for every example, as precise as products are."""
-    size, reference = few.error or 1.0, response.products.weights
+    size, tokens = few.error or 1.0, few.batches.tokens
 
-    def of_chunk(rows: Sequence[Array]) -> tuple[Array, ...]:
-        return tuple(_with_signs(backend.like(one / size, reference), few, rng) for one in rows)
+    def flipped(rows: Array) -> Array:
+        rows = backend.like(rows / size, response.products.weights)
+        signs = rng.integers(0, 2, (rows.shape[0] // tokens, 1, 1)) * 2.0 - 1.0
+        by_example = backend.namespace(rows).reshape(rows, (-1, tokens, rows.shape[1]))
+        return flat_tokens(by_example * backend.like(signs, rows))
 
-    return InMemory(tuple(map(of_chunk, few.residuals.collect())))
-
-
-def _with_signs(rows: Array, few: Fit, rng: np.random.Generator) -> Array:
-    signs = rng.integers(0, 2, (rows.shape[0] // few.batches.tokens, 1, 1)) * 2.0 - 1.0
-    by_example = backend.namespace(rows).reshape(rows, (-1, few.batches.tokens, rows.shape[1]))
-    return flat_tokens(by_example * backend.like(signs, rows))
+    return InMemory(tuple(tuple(map(flipped, chunk)) for chunk in few.residuals.collect()))
 
 
 def _step_left(fit: Fit, few: Fit, response: Sensitivity) -> tuple[Array, Array] | None:

@@ -31,6 +31,8 @@ _ROUNDED = 100  # examples by which it is decided how tokens were rounded
 _NONE = np.arange(0)
 
 Arrays: TypeAlias = tuple[Array, Array, Array | None]  # X, Y and the mask
+Scales: TypeAlias = tuple[float, float]  # of X and Y
+Both: TypeAlias = tuple[Moments, Moments]
 
 
 @dataclass(frozen=True)
@@ -49,30 +51,14 @@ class Reader:
 
 @dataclass(frozen=True, eq=False)
 class WhitenedExamples(Whitening):
-    """Examples in whitened coordinates.
+    """Examples in whitened coordinates."""
 
-    Attributes
-    ----------
-    source : Source
-        The examples: whitened if they are in memory, as given if not.
-    equations : int
-        The number of observed numbers.
-    order : array
-        Positions of examples in random order; of all, or of as many as are ever sampled.
-    held_out : array
-        Ascending positions of examples of the source that do not belong to these.
-    device : str or None
-        Where examples are moved to when they are read.
-    progress : callable
-        Called with the share of a pass that is done.
-    """
-
-    source: Source
-    equations: int
-    order: Positions
-    held_out: Positions
-    device: str | None
-    progress: Progress = no_progress
+    source: Source  # the examples: whitened if they are in memory, as given if not
+    equations: int  # the number of observed numbers
+    order: Positions  # in random order; of all examples, or of as many as are ever sampled
+    held_out: Positions  # of examples of the source that do not belong to these, ascending
+    device: str | None  # where examples are moved to when they are read
+    progress: Progress = no_progress  # called with the share of a pass that is done
 
     @property
     def in_memory(self) -> bool:
@@ -179,9 +165,8 @@ def _blocks(transform: Whitening, arrays: Arrays, heads: int) -> tuple[Block, ..
 
 def block(transform: Whitening, keys: Array, Y: Array, mask: Array | None) -> Block:
     """Whitened examples as one block."""
-    xp = backend.namespace(keys)
+    xp, queries = backend.namespace(keys), transform.queries(keys)
     outputs = xp.reshape(Y, (-1, transform.out_dim))
-    queries = transform.queries(keys)
     allowed = allowed_pairs(mask, transform.causal, keys)
     if mask is None:
         return Block(queries, keys, outputs, allowed, None, transform.offset)
@@ -204,25 +189,9 @@ def whiten(
 ) -> WhitenedExamples:
     """Examples in whitened coordinates, which are found in one pass over them.
 
-    Parameters
-    ----------
-    given : ValidatedExamples
-        The examples.
-    causal, bias : bool
-        Options of the layer.
-    linear : bool
-        Subtract nothing, so that queries, keys and values are the same.
-    hold_all : bool
-        Whiten all examples now, and hold them in memory. By default they are whitened whenever they
-        are read. Examples must be in memory.
-    order : array
-        Positions of examples in random order, from which samples are taken.
-    held_out : array
-        Ascending positions of examples that are left out.
-    device : str or None
-        Where examples are moved to when they are read.
-    progress : callable
-        Called with the share of the pass that is done.
+    They are whitened whenever they are read. With `hold_all` they must be in memory, are all
+    whitened now, and held. A `linear` whitening subtracts nothing, so that queries, keys and values
+    are the same. For the other arguments see `Whitening` and `WhitenedExamples`.
     """
     source, scales = given.source, (given.largest[0] or 1.0, given.largest[1] or 1.0)
     if hold_all:
@@ -254,39 +223,31 @@ def _on_device(arrays: Sequence[Array | None], device: str | None) -> Arrays:
 
 
 def _moments_of(
-    source: Source,
-    scales: tuple[float, float],
-    held_out: Positions,
-    device: str | None,
-    progress: Progress,
-) -> tuple[Moments, Moments]:
+    source: Source, scales: Scales, held_out: Positions, device: str | None, progress: Progress
+) -> Both:
     """Moments of tokens and outputs, from a pass over all examples but those held out."""
     X, Y, _ = source.samples
     per_example = bytes_in_block(X.shape[1], X.shape[2], Y.shape[2])
     size = blocks.block_bytes(backend.place(X, device))
 
     def parts(chunk: Chunk) -> list[slice]:
-        stop = chunk.start + len(chunk)
-        return list(blocks.slices(stop, per_example, size, chunk.start))
+        return list(blocks.slices(chunk.start + len(chunk), per_example, size, chunk.start))
 
-    def work(chunk: Chunk, part: slice) -> tuple[Moments, Moments]:
+    def work(chunk: Chunk, part: slice) -> Both:
         some = chunk.between(part.start, part.stop).without(held_out)
         return _moments(_on_device(some, device), scales)
 
-    return source.chunks.fold(parts, work, _merge, X, progress)
+    def merge(first: Both, second: Both) -> Both:
+        return first[0] + second[0], first[1] + second[1]
+
+    return source.chunks.fold(parts, work, merge, X, progress)
 
 
-def _moments(arrays: Arrays, scales: tuple[float, float]) -> tuple[Moments, Moments]:
+def _moments(arrays: Arrays, scales: Scales) -> Both:
     """Moments of tokens, and of outputs column by column, over their scales."""
     X, Y, mask = arrays
     X, Y = without_padding(backend.double(X), backend.double(Y), mask)
     return moments(X / scales[0], mask), moments(Y / scales[1], mask, by_column=True)
-
-
-def _merge(
-    first: tuple[Moments, Moments], second: tuple[Moments, Moments]
-) -> tuple[Moments, Moments]:
-    return first[0] + second[0], first[1] + second[1]
 
 
 def bytes_in_block(tokens: int, dim: int, out_dim: int) -> int:

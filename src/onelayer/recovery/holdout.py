@@ -7,7 +7,6 @@ import numpy as np
 from onelayer.array import backend
 from onelayer.data import chunks
 from onelayer.data.progress import Progress
-from onelayer.data.storage import Positions
 from onelayer.recovery import whitening
 from onelayer.recovery.diagnosis import copies, noise
 from onelayer.recovery.examples import WhitenedExamples, whiten
@@ -38,14 +37,9 @@ def split(
         training_at, held_out_at = copies.split(chunk, _held_out_count(examples, options), rng)
         whole = whiten(examples, options.causal, options.bias, device=device, hold_all=True)
         return whole.take(training_at), whole.take(held_out_at)
-    streamed = whiten(
-        examples.in_pieces(),
-        options.causal,
-        options.bias,
-        order=_order(n, rng),
-        device=device,
-        progress=progress,
-    )
+    order = rng.permutation(n) if n <= _MOST_DRAWN else rng.choice(n, _MOST_DRAWN, replace=False)
+    asked = (examples.in_pieces(), options.causal, options.bias)
+    streamed = whiten(*asked, order=order, device=device, progress=progress)
     return streamed.split(_held_out_count(examples, options))
 
 
@@ -58,8 +52,3 @@ def _held_out_count(examples: ValidatedExamples, options: Options) -> int:
         return min(max(1, n // 20), MOST_HELD_OUT)
     # A larger share of few examples, so that they suffice to test for noise.
     return min(max(n // 5, min(n // 3, 2 * noise.FEWEST), 1), MOST_HELD_OUT)
-
-
-def _order(n: int, rng: np.random.Generator) -> Positions:
-    """Positions in random order, of all examples or of as many as are ever sampled from."""
-    return rng.permutation(n) if n <= _MOST_DRAWN else rng.choice(n, _MOST_DRAWN, replace=False)

@@ -52,24 +52,16 @@ class RecoveryRun:
         self, training: WhitenedExamples, held_out: WhitenedExamples, **extra: Any
     ) -> Search:
         """A search for the heads that explain the training examples."""
-        return Search(
-            training,
-            held_out,
-            training.rank(self.options.rank),
-            self.options.tol,
-            self.rounding.error / training.output_scale,
-            self.rng,
-            self.log,
-            patient=self.log.max_seconds is not None,
-            **extra,
-        )
+        rank, error = training.rank(self.options.rank), self.rounding.error / training.output_scale
+        given = (training, held_out, rank, self.options.tol, error, self.rng, self.log)
+        return Search(*given, patient=self.log.max_seconds is not None, **extra)
 
     def certify(self, fit: Fit, search: Search, held_out: WhitenedExamples) -> Certificate:
         """The certificate of the last fit of a search."""
         sharp = max(_SHARP, _SHARP_TOLS * self.options.tol)
         stored = backend.epsilon(backend.floating(self.examples.source.samples[0]))
-        error = search.rounding
-        return certify(fit, search.problem, held_out, search.rank, error, self.rng, sharp, stored)
+        given = (search.problem, held_out, search.rank, search.rounding)
+        return certify(fit, *given, self.rng, sharp, stored)
 
     def result(
         self,
@@ -81,13 +73,12 @@ class RecoveryRun:
     ) -> Recovery:
         """The result in the caller's coordinates and kind of array."""
         sample = backend.floating(self.examples.source.samples[0])
-        dim, scale = self.examples.shape[2], transform.output_scale
-        head_tol = self.options.head_tol
+        dim, scale, tol = self.examples.shape[2], transform.output_scale, self.options.head_tol
         return Recovery(
             layer=transform.layer(fit.theta, fit.weights).to(sample),
             converged=reason.good,
             reason=reason,
-            advice=advice(reason, certificate, dim, head_tol, self.rounding, scale, opinion),
+            advice=advice(reason, certificate, dim, tol, self.rounding, scale, opinion),
             relative_error=fit.error,
             trace=self.log.rows,
             certificate=certificate,

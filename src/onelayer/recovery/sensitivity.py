@@ -24,8 +24,9 @@ from onelayer.array.backend import Array
 from onelayer.array.krylov import Ritz, conjugate_gradients, lanczos
 from onelayer.heads import dense, low_rank
 from onelayer.heads.low_rank import Tangent
-from onelayer.recovery.gauss_newton import jacobian, levenberg_marquardt, varpro
+from onelayer.recovery.gauss_newton import jacobian, varpro
 from onelayer.recovery.gauss_newton.jacobian import Jacobian
+from onelayer.recovery.gauss_newton.levenberg_marquardt import SETTINGS
 from onelayer.recovery.gauss_newton.varpro import Fit
 
 Values: TypeAlias = np.ndarray[Any, Any]
@@ -70,8 +71,7 @@ def sensitivity(fit: Fit, rank: int | None, rng: np.random.Generator) -> Sensiti
 
 def _dense(fit: Fit, tangent: Tangent) -> Sensitivity:
     """S formed and decomposed."""
-    heads = fit.heads
-    formed = _unexplained_jacobian(fit)
+    heads, formed = fit.heads, _unexplained_jacobian(fit)
     matrix = formed.T @ formed
     # Heads are brought to equal strength: a weak one is not free for being weak.
     of_head = dense.head_index(fit.theta, fit.batches.dim).reshape(-1)
@@ -100,7 +100,6 @@ def _dense(fit: Fit, tangent: Tangent) -> Sensitivity:
 
 def _unexplained_jacobian(fit: Fit) -> Values:
     """QJ, (n·k·e, numbers in theta): row a moves by q_a ⊗ Cov_a(x) W_i with head i."""
-    heads = fit.heads
     blocks = [block for chunk in fit.batches.chunks.collect() for block in chunk]
     attended = [one for chunk in fit.attended.collect() for one in chunk]
     projection = backend.to_numpy(fit.projection)
@@ -108,7 +107,7 @@ def _unexplained_jacobian(fit: Fit) -> Values:
     for block, one in zip(blocks, attended, strict=True):
         queries, keys = backend.to_numpy(block.queries), backend.to_numpy(block.keys)
         n, tokens, _ = keys.shape
-        shares = backend.to_numpy(one.attention).reshape(n, tokens, heads, tokens)
+        shares = backend.to_numpy(one.attention).reshape(n, tokens, fit.heads, tokens)
         about = keys[:, None, None, :, :] - (shares @ keys[:, None, :, :])[..., None, :]
         moved = np.swapaxes(about * shares[..., None], -1, -2) @ (about @ projection)
         parts.append(dense.outer(queries, moved))
@@ -156,16 +155,14 @@ def _krylov(fit: Fit, tangent: Tangent, rng: np.random.Generator) -> Sensitivity
     tolerance = _SOLVED**2 * max(weakest, _UNDETERMINED)
     extremes = smallest**0.5, largest**0.5
     easy = sure and weakest > _EASY and bool(determined.all())
-    solve = partial(_solve, products, tangent, tolerance)
+    product, most = partial(products.gauss_newton_product, space=tangent), SETTINGS.most_products
+
+    def solve(right: Array) -> Array | None:
+        right, reference = tangent.project(right), products.weights
+        path, used = conjugate_gradients(product, right, tolerance, most, reference=reference)
+        return path[-1] if used < most else None
+
     return Sensitivity(products, strengths, extremes, determined, solve, formed=False, easy=easy)
-
-
-def _solve(products: Jacobian, tangent: Tangent, tolerance: float, right: Array) -> Array | None:
-    """S⁻¹ times a direction, its squared residual at most a share of it; None if not found."""
-    product = partial(products.gauss_newton_product, space=tangent)
-    right, most = tangent.project(right), levenberg_marquardt.SETTINGS.most_products
-    path, used = conjugate_gradients(product, right, tolerance, most, reference=products.weights)
-    return path[-1] if used < most else None
 
 
 def _strengths(products: Jacobian, start: Array, of_head: Values) -> Values:

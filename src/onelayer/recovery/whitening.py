@@ -200,10 +200,10 @@ def _origin_and_matrix(inputs: Span, constant: bool, linear: bool) -> tuple[Matr
     mean = inputs.mean @ A
     if not linear and (constant or np.linalg.norm(mean) > _LARGE_MEAN):
         return inputs.mean, A
-    if inputs.outside.any():
-        return np.zeros_like(inputs.mean), _second_moments_root(inputs)
+    whole = inputs.rank == inputs.mean.size
     # With all directions, and columns of similar size, coordinates stay close to those given.
-    if inputs.rank == inputs.mean.size and inputs.deviations[-1] > _ALIKE * inputs.deviations[0]:
+    alike = whole and inputs.deviations[-1] > _ALIKE * inputs.deviations[0]
+    if inputs.outside.any() or alike:
         return np.zeros_like(inputs.mean), _second_moments_root(inputs)
     square = float(mean @ mean)
     factor = ((1 + square) ** -0.5 - 1) / (square or 1.0)

@@ -81,8 +81,7 @@ class Jacobian:
         with such outputs has the projections W_i Q.
         """
         outputs = int(self.weights.shape[1])
-        mixtures, _ = np.linalg.qr(rng.standard_normal((outputs, count)))
-        mixtures = mixtures * (outputs / count) ** 0.5
+        mixtures = np.linalg.qr(rng.standard_normal((outputs, count)))[0] * (outputs / count) ** 0.5
         weights = self.weights @ backend.like(mixtures, self.weights)
         return _with_images(self.batches, self.blocks, self.attended, weights, self.inverse)
 
@@ -97,9 +96,8 @@ def jacobian(fit: Fit, single: bool = False) -> Jacobian:
         if attended.recomputed:  # then better in float32 as well
             attended = varpro.attended_at(batches, blocks, theta)
         elif not fit.single:
-            attended = varpro.persist_attended(
-                batches, map_blocks(_single_attended, attended), theta
-            )
+            singles = map_blocks(_single_attended, attended)
+            attended = varpro.persist_attended(batches, singles, theta)
     return _with_images(batches, blocks, attended, weights, inverse)
 
 

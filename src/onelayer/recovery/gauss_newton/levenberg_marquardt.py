@@ -163,11 +163,9 @@ def step(
     """
     fit, policy = state.fit, state.current_policy
     gradient, products = _gradient_and_products(state)
-    weights = preconditioner(fit, products) if state.preconditioned else None
-    metric = Metric(state.space, weights)
+    metric = Metric(state.space, preconditioner(fit, products) if state.preconditioned else None)
     if _may_be_sketched(state):
-        count = fit.batches.out_dim // SETTINGS.outputs_per_mixture
-        products = products.sketched(count, rng)
+        products = products.sketched(fit.batches.out_dim // SETTINGS.outputs_per_mixture, rng)
     curvature = _mean_curvature(products, metric, gradient, rng)
     tolerance = policy.inexactness * min(1.0, 10.0 * fit.error)
     if state.rough:
@@ -207,13 +205,10 @@ def _accepted(
     state: SolverState, trial: Fit, space: TangentSpace, damping: float, products: int
 ) -> SolverState:
     """The state after a step that lowered the loss; solves become finer if it gained too little."""
-    loss = state.fit.loss
-    gain = 1 - trial.loss / loss
-    following = replace(
-        state, fit=trial, space=space, damping=damping, products=products, gain=gain
-    )
-    slow = loss < SETTINGS.near_loss and gain < 1 - SETTINGS.slow
-    return _finer(following) if slow else following
+    gain = 1 - trial.loss / state.fit.loss
+    slow = state.fit.loss < SETTINGS.near_loss and gain < 1 - SETTINGS.slow
+    state = _finer(state) if slow else state
+    return replace(state, fit=trial, space=space, damping=damping, products=products, gain=gain)
 
 
 def _gradient_and_products(state: SolverState) -> tuple[Array, Jacobian]:
@@ -221,12 +216,11 @@ def _gradient_and_products(state: SolverState) -> tuple[Array, Jacobian]:
 
     One after the other where they differ: both take memory.
     """
-    fit = state.fit
+    fit, space = state.fit, state.space
     if fit.single:
         products = jacobian.jacobian(fit)
-        return jacobian.gradient(fit, products, state.space), products
-    gradient = jacobian.gradient(fit, space=state.space)
-    return gradient, jacobian.jacobian(fit, single=state.single)
+        return jacobian.gradient(fit, products, space), products
+    return jacobian.gradient(fit, space=space), jacobian.jacobian(fit, single=state.single)
 
 
 def _may_be_sketched(state: SolverState) -> bool:
@@ -246,8 +240,8 @@ def _mean_curvature(
     products: Jacobian, metric: Metric, gradient: Array, rng: np.random.Generator
 ) -> float:
     """|J v|² / |v|² for one random direction v: a rough mean eigenvalue of JᵀJ in the metric."""
-    probe = backend.like(rng.standard_normal(gradient.shape), products.weights)
-    probe = metric.space.project(probe)
+    drawn = backend.like(rng.standard_normal(gradient.shape), products.weights)
+    probe = metric.space.project(drawn)
     size = float(backend.namespace(probe).sum(probe * metric.times(probe)))
     return varpro.squared_size(products.jvp(probe, metric.space)) / size
 

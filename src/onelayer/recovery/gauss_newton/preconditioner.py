@@ -87,8 +87,7 @@ def _responses(block: Block, attended: Attended, images: Array) -> Array:
         Pᵀ P ∘ G - (P ∘ U)ᵀ P - Pᵀ (P ∘ U) + Pᵀ diag(s) P,    s_a = p_a G p_aᵀ.
     """
     xp, turned = backend.namespace(images), backend.transpose
-    arrays = (block.keys, attended.attention, images)
-    keys, attention, images = (backend.single(one) for one in arrays)
+    keys, attention, images = map(backend.single, (block.keys, attended.attention, images))
     n, tokens, _ = keys.shape
     heads = attention.shape[1] // tokens
     images = xp.reshape(images, (n, heads, tokens, images.shape[2]))
@@ -99,5 +98,4 @@ def _responses(block: Block, attended: Attended, images: Array) -> Array:
     sizes = xp.sum(crossed, axis=-1, keepdims=True)
     within = (turned(rows) @ rows) * inner - mixed - turned(mixed) + turned(rows) @ (sizes * rows)
     within = xp.reshape(xp.permute_dims(within, (0, 2, 1, 3)), attention.shape)
-    moved = dense.features(within, keys)
-    return backend.double(turned(dense.flat_tokens(keys)) @ moved)
+    return backend.double(turned(dense.flat_tokens(keys)) @ dense.features(within, keys))

@@ -22,6 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 from onelayer.array import backend, linalg
 from onelayer.array.backend import Array
@@ -92,9 +93,8 @@ def attend(block: Block, theta: Array, output_bias: bool) -> Attended:
         offset = xp.tile(block.offset, (features.shape[1] // block.keys.shape[2],))[None, :]
         features = features + (offset if block.counted is None else offset * block.counted)
     if output_bias:
-        constant = block.counted
-        if constant is None:
-            constant = backend.ones((features.shape[0], 1), features)
+        ones = backend.ones((features.shape[0], 1), features)
+        constant = ones if block.counted is None else block.counted
         features = xp.concat([features, constant], axis=1)
     return Attended(weights, features)
 
@@ -109,7 +109,7 @@ def fit(batches: Batches, theta: Array, single: bool = False) -> Fit:
     attended = attended_at(batches, blocks, backend.single(theta) if single else theta)
     gram = backend.double(sum_blocks(_gram, attended))
     inverse = _inverse(gram, _SINGLE_RIDGE if single else _RIDGE)
-    rows, total = map_blocks(_outputs, blocks), backend.zeros((1, 1), gram)
+    rows, total = map_blocks(attrgetter("outputs"), blocks), backend.zeros((1, 1), gram)
     # Once more with the residuals themselves: HᵀH has the squared condition number of H, and the
     # ridge a bias; both are gone after it wherever the weights are determined. In float32 residuals
     # are far above either.
@@ -164,10 +164,6 @@ def _gram(attended: Attended) -> Array:
     return backend.transpose(attended.features) @ attended.features
 
 
-def _outputs(block: Block) -> Array:
-    return block.outputs
-
-
 # On other examples, in memory
 
 
@@ -207,17 +203,15 @@ def _inverse(gram: Array, ridge: float = _RIDGE) -> Array:
     return inverse
 
 
-def ridged_inverse(fit: Fit) -> Array:
-    """(HᵀH + ridge)⁻¹, which is large along directions that the features do not have."""
-    if fit.single:
-        return _with_ridge(fit.gram, _SINGLE_RIDGE)
-    inverse = _with_ridge(fit.gram, _RIDGE)
-    return _with_ridge(fit.gram, SINGULAR_RIDGE) if _is_singular(fit.gram, inverse) else inverse
-
-
 def inverse_blocks(fit: Fit) -> list[Array]:
-    """The diagonal block (d, d) of the ridged inverse for every head."""
-    dim, inverse = fit.batches.dim, ridged_inverse(fit)
+    """The diagonal block (d, d) of (HᵀH + ridge)⁻¹ for every head.
+
+    The inverse is large along directions that the features do not have.
+    """
+    inverse = _with_ridge(fit.gram, _SINGLE_RIDGE if fit.single else _RIDGE)
+    if not fit.single and _is_singular(fit.gram, inverse):
+        inverse = _with_ridge(fit.gram, SINGULAR_RIDGE)
+    dim = fit.batches.dim
     parts = [slice(head * dim, (head + 1) * dim) for head in range(fit.heads)]
     return [inverse[part, part] for part in parts]
 
