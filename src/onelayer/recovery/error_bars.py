@@ -86,8 +86,8 @@ def error_bars(
         response = sensitivity(few, rank, rng)
         # The noise that leaves such residuals; on few examples only the weights are fitted.
         equations, weights = few.batches.equations, int(few.weights.shape[0] * few.weights.shape[1])
-        free = equations - (fitted.unknowns(fit.heads, rank) if few is fit else weights)
-        noise = max(few.error * (equations / free) ** 0.5 if free > 0 else np.inf, rounding)
+        spare = equations - (fitted.unknowns(fit.heads, rank) if few is fit else weights)
+        noise = max(few.error * (equations / spare) ** 0.5 if spare > 0 else np.inf, rounding)
         bars = _at_most(fit, few, fitted, response, noise * copies**0.5)
         largest = max(bars.attention.max(), bars.projection.max())
         if few is fit or (largest <= sharp and response.determined.all()):

@@ -67,10 +67,9 @@ class Checkpointer:
             return
         try:
             self.waiting.save(self.path)
+            self.waiting, self.written = None, time.monotonic()
         except OSError as error:
             warnings.warn(f"checkpoint {self.path} was not written: {error}", stacklevel=2)
-            return
-        self.waiting, self.written = None, time.monotonic()
 
 
 def checked_path(checkpoint: Any, resume: Any, method: str) -> Path | None:

@@ -91,13 +91,12 @@ def span(
     `rows` are tuples of arrays (n·k, e), block by block, such as the residuals of a fit.
     """
     rows = _not_linear(batches) if rows is None else rows
-    sample = batches.chunks.map(_sample).reduce(_first)
+    sample = batches.chunks.map(_sample).reduce(lambda first, _: first)
     query_dim, out_dim = sample.shape
     numbers = query_dim + batches.dim + batches.tokens + out_dim
     parts = batches.persist(map_blocks(_part, batches.chunks, rows), numbers, 4)
-    size = batches.dim * min(sample.shape)  # there are no more directions
-    spread = min(count + _SPARE, size)
-    xp = backend.namespace(sample)
+    xp, size = backend.namespace(sample), batches.dim * min(sample.shape)
+    spread = min(count + _SPARE, size)  # there are no more directions than `size`
 
     def heads_from(projections: Array) -> Array:
         """(spread, d·e) -> (spread, p·d)."""
@@ -111,15 +110,10 @@ def span(
         projections = sum_blocks(partial(_projections_from, theta=theta), parts)
         return xp.reshape(projections, (spread, -1))
 
-    start = rng.standard_normal((spread, batches.dim * out_dim))
+    start = backend.like(rng.standard_normal((spread, batches.dim * out_dim)), sample)
     with threads.allow_tf32(sample):
         directions, strengths = krylov.block_krylov(
-            heads_from,
-            projections_from,
-            backend.like(start, sample),
-            _ROUNDS,
-            size // spread,
-            progress,
+            heads_from, projections_from, start, _ROUNDS, size // spread, progress
         )
     return HeadSpan(batches.dim, directions[:count, :], backend.to_numpy(strengths[:count]))
 
@@ -163,9 +157,8 @@ def _part(block: Block, rows: Array) -> _Part:
 
 def _others(block: Block) -> Array:
     """Uniform attention (n, k, k) to the allowed tokens other than the row's own."""
-    xp = backend.namespace(block.keys)
-    tokens, device = block.keys.shape[1], backend.device(block.keys)
-    allowed = ~xp.eye(tokens, dtype=xp.bool, device=device)[None, :, :]
+    xp, tokens = backend.namespace(block.keys), block.keys.shape[1]
+    allowed = ~xp.eye(tokens, dtype=xp.bool, device=backend.device(block.keys))[None, :, :]
     if block.allowed is not None:
         allowed = allowed & block.allowed
     zero = backend.zeros((block.queries.shape[2], block.keys.shape[2]), block.keys)
@@ -178,18 +171,13 @@ def _sample(blocks: Sequence[Block]) -> Array:
     return backend.zeros(shape, backend.single(blocks[0].outputs[:0, :]))
 
 
-def _first(one: Array, _other: Array) -> Array:
-    return one
-
-
 # The part that is not linear in the tokens
 
 
 def _not_linear(batches: Batches) -> Rows:
     """The outputs less their regression on a row's own token, the mean of the others, and 1."""
     total = sum_blocks(_linear_sums, batches.chunks)
-    xp = backend.namespace(total)
-    features = 2 * batches.dim + 1
+    xp, features = backend.namespace(total), 2 * batches.dim + 1
     gram = backend.copied(total[:features, :features])
     linalg.add_to_diagonal(gram, _RIDGE * float(xp.linalg.trace(gram)) / features or 1.0)
     weights = xp.linalg.solve(gram, total[:features, features:])
@@ -208,8 +196,6 @@ def _less_linear(block: Block, weights: Array) -> Array:
 
 def _linear(block: Block) -> Array:
     """A row's own token, the mean of the others, and 1: (n·k, 2 d + 1), zero for padding."""
-    xp = backend.namespace(block.keys)
-    own = dense.flat_tokens(block.keys)
-    others = dense.flat_tokens(_others(block) @ block.keys)
+    own, others = dense.flat_tokens(block.keys), dense.flat_tokens(_others(block) @ block.keys)
     one = backend.ones((own.shape[0], 1), own) if block.counted is None else block.counted
-    return xp.concat([own, others, one], axis=1)
+    return backend.namespace(own).concat([own, others, one], axis=1)

@@ -57,10 +57,11 @@ class CostEstimate:
     seconds: float
 
     def __str__(self) -> str:
-        return (
-            f"steps on {self.examples:,} examples, up to {self.bytes / 1e9:.1f} GB, "
-            f"about {_duration(self.seconds)}"
-        )
+        time = f"{max(self.seconds, 1.0):.0f} s"
+        for unit, size in (("min", 60.0), ("h", 3600.0)):
+            time = f"{self.seconds / size:.2g} {unit}" if self.seconds >= 1.5 * size else time
+        memory = f"{self.bytes / 1e9:.1f} GB"
+        return f"steps on {self.examples:,} examples, up to {memory}, about {time}"
 
 
 def plan(problem: WhitenedExamples, heads: int, examples: int) -> CostEstimate:
@@ -78,18 +79,16 @@ def plan(problem: WhitenedExamples, heads: int, examples: int) -> CostEstimate:
         product *= _IN_MIXTURES
     fit = (1 + _IN_FULL) * (5 * unit + rows * features**2 + features**3)
     operations = _PRODUCTS * product + _STEPS * (fit + 3 * unit)
-    seconds = operations * _seconds_per_operation(problem.whitening, features)
-    return CostEstimate(examples, size, seconds)
+    per_operation = _seconds_per_operation(problem.whitening, features)
+    return CostEstimate(examples, size, operations * per_operation)
 
 
 def _held_by_steps(problem: WhitenedExamples, heads: int, examples: int) -> float:
-    """The bytes of features and projected tokens that are held; the rest is recomputed.
-
-    Features of two fits in float64, and in float32; tokens in both.
-    """
+    """The bytes of features and projected tokens that are held; the rest is recomputed."""
     entries = float(examples * problem.tokens * heads)
     features, tokens = entries * (problem.dim + problem.tokens), entries * problem.out_dim
     budget = chunks.memory_budget(problem.whitening)
+    # Features of two fits in float64, and in float32; tokens in both.
     parts = [8 * features, 8 * features, 4 * features, 8 * tokens, 4 * tokens]
     return sum(part for part in parts if part <= budget)
 
@@ -107,11 +106,3 @@ def _seconds_per_operation(reference: Array, columns: int) -> float:
 
     timed()  # the first call of all is slower
     return min(timed() for _ in range(3)) / (2.0 * _TRIAL_ROWS * dim * columns)
-
-
-def _duration(seconds: float) -> str:
-    """A time in words, to one or two digits."""
-    for unit, size in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.2g} {unit}"
-    return f"{max(seconds, 1.0):.0f} s"

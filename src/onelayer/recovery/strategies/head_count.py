@@ -35,12 +35,9 @@ class HeadCount:
     def run(self, resumed: Array | None = None) -> StageOutcome:
         """The outcome with the smallest number of heads, from one head or resumed heads."""
         search = self.search
-        if resumed is None:
-            name, theta = "1 head", Small(search).start(1, FAST)
-        else:
-            theta = resumed
-            name = f"resumed with {_counted(search.heads_in(theta))}"
+        theta = Small(search).start(1, FAST) if resumed is None else resumed
         heads = search.heads_in(theta)
+        name = "1 head" if resumed is None else f"resumed with {_counted(heads)}"
         best = self._for_heads(heads).fit(name, theta, heads, FAST)
         best, error = self._more_heads(best, search.validate(name, best))
         best = self._fewer_heads(best, error)
@@ -73,14 +70,11 @@ class HeadCount:
         while best.fit.heads > 1 and not self.search.log.spent:
             heads = best.fit.heads - 1
             name = f"without one: {_counted(heads)}"
-            theta = head_swaps.prune(best.fit, heads)
-            outcome = self._for_heads(heads).stage(name, theta)
+            outcome = self._for_heads(heads).stage(name, head_swaps.prune(best.fit, heads))
             error = self.search.validate(name, outcome)
-            if best.ending is Ending.REACHED:
-                as_good = outcome.ending is Ending.REACHED
-            else:
-                as_good = error < self.search.settings.head_count.as_good * best_error
-            if not as_good:
+            as_good = error < self.search.settings.head_count.as_good * best_error
+            reached = outcome.ending is Ending.REACHED
+            if not (reached if best.ending is Ending.REACHED else as_good):
                 break
             best, best_error = outcome, error
         return best

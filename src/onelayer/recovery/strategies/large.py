@@ -39,9 +39,8 @@ class Large(Small):
         """Heads within the span that correlations show, of the rank asked for."""
         search, problem = self.search, self.search.problem
         search.log.stage = "correlations"
-        found = correlations.span(
-            problem.batches(heads), heads, search.rng, progress=search.log.progress
-        )
+        batches, progress = problem.batches(heads), search.log.progress
+        found = correlations.span(batches, heads, search.rng, progress=progress)
         shares = found.strengths / (found.strengths[0] or 1.0)
         note = "singular values " + ", ".join(f"{share:.2f}" for share in shares)
         search.log.write("correlations", heads, problem.examples, 1.0, note=note)
@@ -49,8 +48,7 @@ class Large(Small):
         numbers = search.settings.large
         enough = math.ceil(numbers.located_rows * heads * problem.dim / rows)
         few = problem.sample(min(enough, problem.examples)).batches(heads)
-        allowed = found.subspace(few)
-        theta = found.drawn(heads, search.rng)
+        allowed, theta = found.subspace(few), found.drawn(heads, search.rng)
         state = levenberg_marquardt.begin(few, theta, allowed, coarse=True)
         rule = StoppingRule(search.tol, least_gain=numbers.located_gain)
         outcome = search.steps("within the span", state, rule)
@@ -59,8 +57,7 @@ class Large(Small):
     def grow(self, fit: Fit, extra: int) -> Array:
         rng = self.search.rng
         found = correlations.span(fit.batches, extra, rng, fit.residuals)
-        more = self.search.of_rank(found.drawn(extra, rng))
-        return dense.concat([fit.theta, more])
+        return dense.concat([fit.theta, self.search.of_rank(found.drawn(extra, rng))])
 
     def fit(
         self, name: str, theta: Array, heads: int, policy: StepPolicy, attempt: int = 0
@@ -96,19 +93,16 @@ class Large(Small):
         search = self.search
         outcome = self.stage(name, theta, FAST, problem, target, eager=True)
         while outcome.ending is Ending.STUCK and not search.log.spent:
-            fit = outcome.fit
-            search.log.stage = "correlations of residuals"
-            head = head_swaps.missing(
-                fit, search.problem, search.rank, search.rng, search.log.progress
-            )
+            fit, log = outcome.fit, search.log
+            log.stage = "correlations of residuals"
+            head = head_swaps.missing(fit, search.problem, search.rank, search.rng, log.progress)
             repaired = head_swaps.repaired(fit, head)
             if repaired is None:
                 break
             title = f"{name}, a head replaced"
             following = self.stage(title, repaired, FAST, problem, target, eager=True)
-            after = following.fit.loss
-            outcome = following if after < fit.loss else outcome
-            if after > search.settings.large.replaced_share * fit.loss:
+            outcome = following if following.fit.loss < fit.loss else outcome
+            if following.fit.loss > search.settings.large.replaced_share * fit.loss:
                 break
         return outcome
 

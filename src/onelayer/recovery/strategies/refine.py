@@ -21,11 +21,10 @@ from onelayer.recovery.strategies.search import Search
 
 def refine(run: RecoveryRun) -> Recovery:
     """Gauss-Newton steps, from random starts, from correlations or from a checkpoint."""
-    options, examples = run.options, run.examples
+    options, examples, path = run.options, run.examples, run.options.checkpoint
     resumed = None
-    if options.checkpoint is not None and options.resume:
-        shape = examples.shape[2:]
-        resumed = checkpoint.load(options.checkpoint, options.known_heads, shape, options.bias)
+    if path is not None and options.resume:
+        resumed = checkpoint.load(path, options.known_heads, examples.shape[2:], options.bias)
     run.log.stage = "whitening"
     training, held_out = holdout.split(examples, options, run.log.progress, run.rng)
     inputs = training.span
@@ -35,16 +34,9 @@ def refine(run: RecoveryRun) -> Recovery:
     run.note("span of the inputs", note)
     with threads.single_threaded_blas(cost.step_operations(training, options.known_heads or 1)):
         half = held_out.examples // 2
-        checkpointer = None
-        if options.checkpoint is not None:
-            is_resumed = resumed is not None
-            checkpointer = Checkpointer(options.checkpoint, training, resumed=is_resumed)
-        search = run.search(
-            training,
-            held_out.take(np.arange(half)) if half else held_out,
-            noise_examples=held_out,
-            checkpointer=checkpointer,
-        )
+        others = held_out.take(np.arange(half)) if half else held_out
+        writer = None if path is None else Checkpointer(path, training, resumed=options.resume)
+        search = run.search(training, others, noise_examples=held_out, checkpointer=writer)
         opinion = SecondOpinion(examples, options.bias, options.causal, options.device)
         theta = None if resumed is None else search.of_rank(training.heads_of(resumed))
         outcome = _searched(run, search, opinion, theta)

@@ -62,13 +62,8 @@ def begin(run: RecoveryRun) -> tuple[PhaseState, WhitenedExamples]:
     (n, *_), numbers = run.examples.shape, settings.DEFAULT.sculpt
     run.log.stage = "whitening"
     held_out = np.sort(run.rng.choice(n, min(max(2, n // 20), MOST_HELD_OUT), replace=False))
-    source = whiten(
-        run.examples,
-        linear=True,
-        held_out=held_out,
-        device=run.options.device,
-        progress=run.log.progress,
-    )
+    device, progress = run.options.device, run.log.progress
+    source = whiten(run.examples, linear=True, held_out=held_out, device=device, progress=progress)
     other, unseen = source.take(held_out[::2]), source.take(held_out[1::2])
     heads = run.options.known_heads
     unknowns = other.unknowns(heads or 4, run.options.rank)
@@ -88,10 +83,8 @@ def _heads_so_far(state: PhaseState) -> Array:
     """The heads of phase 6, or the best guess of the last phase that was reached."""
     if state.found is not None:
         return state.found.fit.theta
-    dim = state.fitted.dim
-    point = np.zeros((dim, dim))
-    if state.sculpture is not None:
-        point = state.sculpture.centre.reshape(dim, dim)
+    dim, shape = state.fitted.dim, state.sculpture
+    point = np.zeros((dim, dim)) if shape is None else shape.centre.reshape(dim, dim)
     heads = np.broadcast_to(point, (state.heads or 1, dim, dim))
     return dense.pack(backend.like(np.array(heads), state.fitted.X))
 
@@ -104,9 +97,8 @@ def polish(search: Search, theta: Array, may_grow: bool) -> StageOutcome:
     """
     strategy = for_heads(search, search.heads_in(theta))
     outcome = strategy.stage("polish", theta)
-    fit = outcome.fit
-    equations = search.equations_per_unknown(fit.heads + 1)
-    enough = equations > search.settings.escape.fewest_equations
+    fit, fewest = outcome.fit, search.settings.escape.fewest_equations
+    enough = search.equations_per_unknown(fit.heads + 1) > fewest
     if not outcome.solved and enough and not search.log.spent:
         name = "polish, one more head"
         richer = strategy.stage(name, strategy.grow(fit, 1))

@@ -69,23 +69,16 @@ class Search:
 
     def _record(self, stage: str, state: SolverState, held_out_error: float | None = None) -> None:
         """Write a row for a step or, with its held-out error, for the end of a stage."""
-        fit = state.fit
+        fit, damping = state.fit, state.damping
         if self.checkpointer is not None:
             self.checkpointer.offer(fit)
-        self.log.write(
-            stage,
-            fit.heads,
-            fit.batches.examples,
-            fit.error,
-            damping=state.damping,
-            products=state.products if held_out_error is None else 0,
-            held_out_error=held_out_error,
-        )
+        place = (stage, fit.heads, fit.batches.examples, fit.error)
+        products = state.products if held_out_error is None else 0
+        self.log.write(*place, damping=damping, products=products, held_out_error=held_out_error)
 
     def _count(self, state: SolverState) -> None:
         """Add a step to the effort: its products, and a fit that costs about three of them."""
-        numbers, count = self.settings.stage, state.products + 3
-        fit = state.fit
+        numbers, count, fit = self.settings.stage, state.products + 3, state.fit
         operations = cost.product_operations(self.problem, fit.batches.examples, fit.heads)
         seconds = numbers.seconds_per_call + operations * numbers.seconds_per_operation
         self.products += count
@@ -109,10 +102,8 @@ class Search:
     def _overfits(self, fit: Fit) -> bool:
         """Whether the error on other examples is much larger, unless the fit is nearly exact."""
         numbers = self.settings.stage
-        count = min(numbers.overfitting_examples, self.held_out.examples)
-        limit = numbers.overfitted * fit.error
-        self.used_validation = True
-        others = self.held_out.sample(count)
+        others = self.held_out.sample(min(numbers.overfitting_examples, self.held_out.examples))
+        self.used_validation, limit = True, numbers.overfitted * fit.error
         return fit.error > numbers.basin_error and varpro.held_out_error(fit, others) > limit
 
     def heads_in(self, theta: Array) -> int:
@@ -138,10 +129,8 @@ class Search:
 
     def noise_remains(self, fit: Fit) -> bool:
         """Whether neither more heads nor the inputs explain the residuals of a fit."""
-        limit = self.settings.stage.richer_factor * self.richer_error
-        return self.held_out_error(fit) < limit and noise.is_noise(
-            fit, *self._residual_examples(fit), self.rng
-        )
+        best = self.held_out_error(fit) < self.settings.stage.richer_factor * self.richer_error
+        return best and noise.is_noise(fit, *self._residual_examples(fit), self.rng)
 
     def evidence(self, fit: Fit) -> dict[str, float]:
         """How well features of the inputs predict the residuals of a fit: Student's t by kind."""

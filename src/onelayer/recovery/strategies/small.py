@@ -49,18 +49,16 @@ class Small:
         equations = self.search.equations_per_unknown(heads)
         scarce = not self.large and equations < self.search.settings.small.scarce_equations
         policy = CAUTIOUS if scarce else FAST
-        if resumed is None:
-            first = self.fit("start", self.start(heads, policy), heads, policy)
-        else:
-            first = self.fit("resumed", resumed, heads, policy)
+        theta = self.start(heads, policy) if resumed is None else resumed
+        first = self.fit("start" if resumed is None else "resumed", theta, heads, policy)
         return first if equations < 1 else self.escape(first)
 
     def start(self, heads: int, policy: StepPolicy) -> Array:
         """Random attention matrices with small scores: all heads near uniform attention."""
         problem = self.search.problem
         entries = dense.random(heads, problem.dim, problem.constant, self.search.rng)
-        entries = entries * (policy.start_score / problem.dim)
-        return self.search.of_rank(backend.like(entries, problem.whitening))
+        small = entries * (policy.start_score / problem.dim)
+        return self.search.of_rank(backend.like(small, problem.whitening))
 
     def grow(self, fit: Fit, extra: int) -> Array:
         """The attention matrices of a fit, and of `extra` random heads."""
@@ -121,11 +119,10 @@ class Small:
         self, name: str, outcome: StageOutcome, heads: int, policy: StepPolicy
     ) -> StageOutcome:
         """The outcome with spare heads dropped, and a stage from the others."""
-        fit, search = outcome.fit, self.search
-        if fit.heads <= heads:
+        if outcome.fit.heads <= heads:
             return outcome
-        search.validate_richer(name, outcome)
-        return self.stage(f"{name}, pruned", head_swaps.prune(fit, heads), policy)
+        self.search.validate_richer(name, outcome)
+        return self.stage(f"{name}, pruned", head_swaps.prune(outcome.fit, heads), policy)
 
     def subset(self, heads: int, attempt: int = 0) -> WhitenedExamples | None:
         """Subset of examples for a first stage, or None if it would be nearly all of them."""
@@ -135,10 +132,9 @@ class Small:
 
     def subset_size(self, heads: int, attempt: int = 0) -> int:
         """The number of examples of a first stage; each further attempt doubles it."""
-        numbers = self.search.settings
+        search, numbers = self.search, self.search.settings
         first = (numbers.large if self.large else numbers.small).first_equations
-        equations = first * 2**attempt
-        return cost.examples_for(self.search.problem, equations, heads, self.search.rank)
+        return cost.examples_for(search.problem, first * 2**attempt, heads, search.rank)
 
     def escape(self, best: StageOutcome) -> StageOutcome:
         """Improve an outcome by growing it and by fresh starts, until the examples are explained.
