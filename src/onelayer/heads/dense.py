@@ -23,8 +23,6 @@ from onelayer.array.backend import Array
 from onelayer.heads.base import Inputs
 from onelayer.heads.softmax import softmax, softmax_jvp
 
-# The layout of theta
-
 
 def pack(attention: Array, key_bias: Array | None = None) -> Array:
     """Theta (p, m·d) from attention (m, d, d) and key biases (m, d); p = d + 1 with these, or d."""
@@ -107,9 +105,6 @@ def outer(queries: np.ndarray[Any, Any], change: np.ndarray[Any, Any]) -> np.nda
     return np.asarray(formed.reshape(n * tokens, out_dim, query_dim * heads * dim))
 
 
-# What heads compute
-
-
 def with_constant(X: Array) -> Array:
     """Every token extended by a constant 1."""
     return backend.namespace(X).concat([X, backend.ones((*X.shape[:2], 1), X)], axis=2)
@@ -150,10 +145,7 @@ def features(attention: Array, keys: Array) -> Array:
 
 
 def features_jvp(keys: Array, attention: Array, rows: Array) -> Array:
-    """How features change with scores r_ai x_b, for rows r (n·k, m·d).
-
-    The map is symmetric: it is the covariance of the tokens under the attention.
-    """
+    """How features change with scores r_ai x_b for rows r (n·k, m·d); the map is symmetric."""
     return features(softmax_jvp(attention, scores_of(keys, rows)), keys)
 
 

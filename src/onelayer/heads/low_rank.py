@@ -151,17 +151,11 @@ def _truncated_sum(
     return (new_left * sizes[:, None, :rank]) @ turned(new_right), new_left, new_right
 
 
-# Products by factors
-
-
 def _factors(direction: Array, left: Array, right: Array) -> tuple[Array, Array]:
-    """L (p, m·q) and R (d, m·q) of a tangent direction, q = 2 r, or one more for a key bias.
-
-    D = U Aᵀ + B Vᵀ with A = Dᵀ U, and B = D V less its part in U.
-    """
+    """L (p, m·q) and R (d, m·q) of a tangent direction, q = 2 r, or one more for a key bias."""
     xp, turned = backend.namespace(direction), backend.transpose
     matrix, bias = dense.unpack(direction, left.shape[1])
-    along = matrix @ right
+    along = matrix @ right  # D = U Aᵀ + B Vᵀ with A = Dᵀ U, and B = D V less its part in U
     along = along - left @ (turned(left) @ along)
     rows = xp.concat([left, along], axis=2)
     columns = [turned(matrix) @ left, right]

@@ -36,10 +36,7 @@ def softmax(scores: Array, allowed: Array | None) -> Array:
 
 
 def softmax_jvp(attention: Array, change: Array) -> Array:
-    """P_ab (t_ab - Σ_c P_ac t_ac) for attention P and changes t of its scores, (n, k·m, k).
-
-    The map is symmetric, so that it is the vjp too.
-    """
+    """P_ab (t_ab - Σ_c P_ac t_ac) for attention P and changes t of its scores; also the vjp."""
     tokens, weighted = change.shape[2], attention * change
     if tokens <= _FEW_KEYS:
         mean = weighted @ backend.ones((tokens, tokens), change)

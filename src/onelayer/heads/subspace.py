@@ -15,15 +15,11 @@ from onelayer.heads.base import Inputs
 
 @dataclass(frozen=True, eq=False)
 class Subspace:
-    """The span of orthonormal directions (count, p·d), the same for every head.
-
-    `inputs` are the scores of the directions, (n, k, count, k) for every block (see `scores`):
-    changes of all scores are combinations of them.
-    """
+    """The span of orthonormal directions (count, p·d), the same for every head."""
 
     dim: int
     directions: Array
-    inputs: Chunks[tuple[Array, ...]]
+    inputs: Chunks[tuple[Array, ...]]  # their `scores`, of which changes are combinations
 
     def project(self, direction: Array) -> Array:
         return self.lift(self._coefficients(direction))

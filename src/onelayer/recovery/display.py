@@ -17,13 +17,10 @@ from onelayer.recovery.trace import TraceRow
 
 @dataclass
 class Display:
-    """Shows the latest row of the trace, and the progress of passes over the examples.
-
-    The estimate of memory and time, where the trace has one, stays visible.
-    """
+    """Shows the latest row of the trace, and the progress of passes over the examples."""
 
     view: Live
-    plan: str = ""
+    plan: str = ""  # the estimate of memory and time, where the trace has one, stays visible
 
     def __call__(self, row: TraceRow) -> None:
         if row.stage == "plan":

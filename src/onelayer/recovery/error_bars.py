@@ -54,16 +54,12 @@ _ENOUGH: tuple[_Enough, ...] = ((6.0, 6.0, 1), (6.0, 8.0, 100))
 
 @dataclass(frozen=True, eq=False)
 class ErrorBars:
-    """Bounds on the relative errors of heads on the span of the inputs, infinite if undetermined.
-
-    `nested` (r,) is the largest bound of a head's attention matrix on the strongest 1, 2, .., r
-    directions of the inputs alone; `noise` is the relative error of outputs that the bars rest on.
-    """
+    """Bounds on the relative errors of heads on the span of inputs, infinite if undetermined."""
 
     attention: Values
     projection: Values
-    nested: Values
-    noise: float
+    nested: Values  # (r,), the largest of attention on the strongest 1, 2, .., r directions alone
+    noise: float  # relative error of outputs that the bars rest on
     smallest_singular_value: float
 
 
@@ -165,10 +161,7 @@ def _by_draws(
 
 
 def _copies(fitted: WhitenedExamples) -> float:
-    """How often a row occurs, on average: 1 unless tokens or examples are repeated.
-
-    Rows with equal queries and outputs have equal noise, and count once.
-    """
+    """How often a row occurs on average; those with equal queries and outputs have equal noise."""
     some = fitted.sample(min(max(1, _COMPARED // fitted.tokens), fitted.examples))
     rows = []
     for block in some.blocks(1):

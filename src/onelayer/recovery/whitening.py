@@ -163,12 +163,9 @@ def fit(
     tokens: int,
     causal: bool,
     bias: bool,
-    linear: bool = False,
+    linear: bool = False,  # subtract nothing: queries, keys and values are the same
 ) -> Whitening:
-    """The whitening of examples, from the span of tokens and the moments of outputs over `scale`.
-
-    A linear one subtracts nothing and has no constant: queries, keys and values are the same.
-    """
+    """The whitening of examples, from the span of tokens and moments of outputs over `scale`."""
     constant = not linear and (bias or bool(inputs.outside.any()))
     origin, whitening = _origin_and_matrix(inputs, constant, linear)
     offset = None if constant or not origin.any() else origin @ whitening

@@ -63,13 +63,11 @@ class Batches:
         return values.persist(float(itemsize) * self.rows * numbers, self.memory_budget)
 
     def in_single(self, heads: int) -> PerBlock[Block]:
-        """The blocks in float32.
-
-        Values computed from chunks in memory are held too. If those of `heads` heads would not fit,
-        the blocks are streamed from memory.
-        """
+        """The blocks in float32."""
         held = self.persist(map_blocks(_in_single, self.chunks), 2 * self.dim + 1 + self.out_dim, 4)
         if held.in_memory and not self.chunks.in_memory:
+            # What is computed from blocks in memory is held too, so they are streamed if that of
+            # all heads would not fit.
             size = 4 * self.rows * numbers_per_row(heads, self.dim, self.tokens, self.out_dim)
             return held if size <= self.memory_budget else held.recompute()
         return held

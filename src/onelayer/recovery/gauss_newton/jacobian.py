@@ -102,11 +102,8 @@ def jacobian(fit: Fit, single: bool = False) -> Jacobian:
 
 
 def gradient(fit: Fit, products: Jacobian | None = None, space: TangentSpace = FULL_SPACE) -> Array:
-    """Jᵀ r on the space: minus half the gradient of the sum of squares.
-
-    The regression part vanishes. `products` at the fit are used if they are as precise as it is.
-    """
-    if products is None or not fit.single:
+    """Jᵀ r on the space: minus half the gradient of the loss, as its regression part vanishes."""
+    if products is None or not fit.single:  # products may be less precise than the fit
         products = jacobian(fit)
     return backend.double(products.vjp(fit.residuals, space))
 
@@ -125,9 +122,6 @@ def _with_images(
     numbers = heads * weights.shape[1]
     images = batches.persist(map_blocks(work, blocks), numbers, backend.itemsize(weights))
     return Jacobian(batches, blocks, attended, images, weights, inverse)
-
-
-# For one block
 
 
 def _single_attended(one: Attended) -> Attended:

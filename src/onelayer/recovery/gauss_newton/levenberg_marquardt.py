@@ -212,14 +212,12 @@ def _accepted(
 
 
 def _gradient_and_products(state: SolverState) -> tuple[Array, Jacobian]:
-    """Jᵀ r on the space, as precise as the fit, and products as precise as the solve.
-
-    One after the other where they differ: both take memory.
-    """
+    """Jᵀ r on the space, as precise as the fit, and products as precise as the solve."""
     fit, space = state.fit, state.space
     if fit.single:
         products = jacobian.jacobian(fit)
         return jacobian.gradient(fit, products, space), products
+    # One after the other: both take memory.
     return jacobian.gradient(fit, space=space), jacobian.jacobian(fit, single=state.single)
 
 

@@ -64,15 +64,13 @@ class Metric:
 
 
 def preconditioner(fit: Fit, products: Jacobian) -> Preconditioner | None:
-    """That of a fit and its products, from one pass over the examples; None if a head is idle.
-
-    Directions of an idle head are free: in the metric of their effect, steps would be lost in them.
-    """
+    """That of a fit and its products, from one pass over the examples; None if a head is idle."""
     xp = backend.namespace(fit.theta)
     total = sum_blocks(_responses, products.blocks, products.attended, products.images)
     matrices = dense.by_head(total, fit.batches.dim)
     values, vectors = xp.linalg.eigh(matrices / fit.batches.rows)
     mean = xp.mean(values, axis=1, keepdims=True)
+    # Directions of an idle head are free: in the metric of their effect, steps would be lost.
     if not float(xp.min(mean)) > _IDLE * float(xp.max(mean)):
         return None
     return Preconditioner(xp.maximum(values, _LEAST * mean), vectors)

@@ -21,15 +21,12 @@ class Ending(Enum):
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """A fit, why its stage ended, whether noise is left, and whether the model is wrong.
+    """A fit, and why its stage ended."""
 
-    The fit is to all training examples, unless one to few of them is exact or time ran out.
-    """
-
-    state: SolverState
+    state: SolverState  # on all training examples, unless a fit to few is exact or time ran out
     ending: Ending
-    noise: bool = False
-    misfit: bool = False
+    noise: bool = False  # whether noise is left
+    misfit: bool = False  # whether the model is wrong
 
     @property
     def fit(self) -> Fit:
@@ -42,15 +39,11 @@ class StageOutcome:
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """When a stage is over.
-
-    An `eager` stage is left sooner: something better is waiting, and steps are expensive. Shares
-    are of the loss.
-    """
+    """When a stage is over. Shares are of the loss."""
 
     target: float  # error
     least_gain: float = 1e-7  # a step that gains less than this share gains nothing
-    eager: bool = False
+    eager: bool = False  # left sooner: something better is waiting, and steps are expensive
     scarce: bool = False  # whether more examples are waiting too
     exact: float = 0.0  # error that counts as reached once steps gain little: rounding is left
     expected: float = 0.7  # a stage is stuck if the policy's patience leaves more than this share

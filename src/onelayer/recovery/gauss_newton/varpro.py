@@ -54,17 +54,14 @@ class Attended:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """All that is known at one theta: the best weights (F, e) and the residuals.
-
-    The weights hold the projections, and the output bias as a last row where there is one.
-    """
+    """All that is known at one theta: the best weights (F, e) and the residuals."""
 
     batches: Batches
     theta: Array
     attended: PerBlock[Attended]
     gram: Array  # HᵀH
     inverse: Array  # (HᵀH)⁺
-    weights: Array
+    weights: Array  # projections, and the output bias as a last row where there is one
     residuals: Rows
     loss: float  # mean square of the residuals: relative, since outputs have unit mean square
     single: bool  # whether attention, features and residuals are float32
@@ -164,9 +161,6 @@ def _gram(attended: Attended) -> Array:
     return backend.transpose(attended.features) @ attended.features
 
 
-# On other examples, in memory
-
-
 def residuals_on(fit: Fit, blocks: Sequence[Block]) -> list[Array]:
     """The residuals of a fit on other examples, block by block."""
     bias = fit.batches.output_bias
@@ -180,9 +174,6 @@ def held_out_error(fit: Fit, examples: WhitenedExamples) -> float:
     residuals = residuals_on(fit, examples.blocks(fit.heads))
     total = sum(backend.squared_norm(residual) for residual in residuals)
     return float((total / examples.equations) ** 0.5)
-
-
-# The inverse
 
 
 def _inverse(gram: Array, ridge: float = _RIDGE) -> Array:
@@ -204,10 +195,7 @@ def _inverse(gram: Array, ridge: float = _RIDGE) -> Array:
 
 
 def inverse_blocks(fit: Fit) -> list[Array]:
-    """The diagonal block (d, d) of (HᵀH + ridge)⁻¹ for every head.
-
-    The inverse is large along directions that the features do not have.
-    """
+    """The diagonal block (d, d) for every head of (HᵀH + ridge)⁻¹, large where features lack."""
     inverse = _with_ridge(fit.gram, _SINGLE_RIDGE if fit.single else _RIDGE)
     if not fit.single and _is_singular(fit.gram, inverse):
         inverse = _with_ridge(fit.gram, SINGULAR_RIDGE)

@@ -101,17 +101,14 @@ def checked_path(checkpoint: Any, resume: Any, method: str) -> Path | None:
 
 
 def load(path: Path, heads: int | None, shape: tuple[int, int], bias: bool) -> AttentionLayer:
-    """The layer of a checkpoint, checked against the heads (None: any), (dim, out_dim) and bias.
-
-    It may have more heads: a search adds some for a while.
-    """
+    """The layer of a checkpoint, checked against the heads (None: any), (dim, out_dim) and bias."""
     layer = AttentionLayer.load(path)
     if (layer.dim, layer.out_dim) != shape:
         raise ValueError(
             f"checkpoint {path} has dim, out_dim = {(layer.dim, layer.out_dim)}, expected {shape} "
             "as the examples have"
         )
-    if heads is not None and layer.heads < heads:
+    if heads is not None and layer.heads < heads:  # more may be spare ones of a search
         raise ValueError(f"checkpoint {path} has {layer.heads} heads, expected at least {heads}")
     if (layer.key_bias is not None) != bias:
         has, expected = ("no biases", "biases") if bias else ("biases", "none")

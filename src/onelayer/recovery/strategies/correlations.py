@@ -48,14 +48,11 @@ _RIDGE = 1e-10  # of the regression on tokens, relative to its mean eigenvalue
 
 @dataclass(frozen=True, eq=False)
 class HeadSpan:
-    """Heads that are combinations of orthonormal directions (count, p·d).
-
-    `strengths` are the singular values of the directions, in descending order.
-    """
+    """Heads that are combinations of orthonormal directions (count, p·d)."""
 
     dim: int
     directions: Array
-    strengths: np.ndarray[Any, Any]
+    strengths: np.ndarray[Any, Any]  # their singular values, in descending order
 
     @property
     def theta(self) -> Array:
@@ -70,10 +67,8 @@ class HeadSpan:
         return dense.unflatten(drawn, self.dim)
 
     def subspace(self, batches: Batches) -> Subspace:
-        """The span as the space of steps on these examples.
-
-        Scores are always held: in float32 they take less memory than the examples.
-        """
+        """The span as the space of steps on these examples."""
+        # Scores are always held: in float32 they take less memory than the examples.
         blocks = batches.in_single(int(self.directions.shape[0]))
         scores = map_blocks(partial(subspace.scores, theta=backend.single(self.theta)), blocks)
         return Subspace(self.dim, self.directions, InMemory(tuple(scores.collect())))
@@ -83,13 +78,10 @@ def span(
     batches: Batches,
     count: int,
     rng: np.random.Generator,
-    rows: Rows | None = None,
+    rows: Rows | None = None,  # such as the residuals of a fit
     progress: Progress = no_progress,
 ) -> HeadSpan:
-    """The `count` strongest directions in what is not linear in the tokens, or in given rows.
-
-    `rows` are tuples of arrays (n·k, e), block by block, such as the residuals of a fit.
-    """
+    """The `count` strongest directions in what is not linear in the tokens, or in given rows."""
     rows = _not_linear(batches) if rows is None else rows
     sample = batches.chunks.map(_sample).reduce(lambda first, _: first)
     query_dim, out_dim = sample.shape
@@ -118,12 +110,9 @@ def span(
     return HeadSpan(batches.dim, directions[:count, :], backend.to_numpy(strengths[:count]))
 
 
-# For one block. Products are in float32: only directions come from them.
-
-
 @dataclass(frozen=True)
 class _Part:
-    """The arrays of a block that products with T need."""
+    """The arrays of a block for products with T, in float32: only directions come from them."""
 
     queries: Array  # (n·k, p)
     keys: Array  # (n, k, d)
@@ -169,9 +158,6 @@ def _sample(blocks: Sequence[Block]) -> Array:
     """Zeros (p, e) in the type and on the device of the products."""
     shape = int(blocks[0].queries.shape[2]), int(blocks[0].outputs.shape[1])
     return backend.zeros(shape, backend.single(blocks[0].outputs[:0, :]))
-
-
-# The part that is not linear in the tokens
 
 
 def _not_linear(batches: Batches) -> Rows:

@@ -40,12 +40,9 @@ def missing(
     rng: np.random.Generator,
     progress: Progress = no_progress,
 ) -> Array:
-    """The head (p, d) that correlations show in the residuals of all examples.
-
-    `problem` has all of them; the fit may be to a subset.
-    """
+    """The head (p, d) that correlations show in the residuals of all examples of a problem."""
     whole = fit
-    if fit.batches.examples < problem.examples:
+    if fit.batches.examples < problem.examples:  # a fit to a subset
         whole = varpro.fit(problem.batches(fit.heads), fit.theta, single=True)
     found = correlations.span(whole.batches, 1, rng, whole.residuals, progress)
     return low_rank.nearest(found.theta, problem.dim, rank)

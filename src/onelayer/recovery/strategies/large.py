@@ -62,10 +62,7 @@ class Large(Small):
     def fit(
         self, name: str, theta: Array, heads: int, policy: StepPolicy, attempt: int = 0
     ) -> StageOutcome:
-        """As for small problems, with missing heads replaced if steps are fast.
-
-        An exact fit to a subset is the result, since a fit to all examples would only cost.
-        """
+        """As for small problems, with missing heads replaced if steps are fast."""
         if policy is not FAST:
             return super().fit(name, theta, heads, policy, attempt)
         search, count = self.search, self.search.heads_in(theta)
@@ -74,7 +71,7 @@ class Large(Small):
             outcome = self.repaired_stage(f"{name}, few examples", theta, subset, target)
             theta, attempt = outcome.fit.theta, attempt + 1
             if count == heads and (search.log.late() or self._is_exact(outcome)):
-                return outcome
+                return outcome  # a fit to all examples would only cost
             if outcome.ending not in (Ending.STUCK, Ending.OVERFITTED):
                 break
         outcome = self.repaired_stage(name, theta)

@@ -40,7 +40,7 @@ def refine(run: RecoveryRun) -> Recovery:
         opinion = SecondOpinion(examples, options.bias, options.causal, options.device)
         theta = None if resumed is None else search.of_rank(training.heads_of(resumed))
         outcome = _searched(run, search, opinion, theta)
-        enough = held_out.examples >= noise.FEWEST
+        enough = held_out.examples >= noise.FEWEST  # to tell noise from a wrong model
         if search.used_validation and half:  # the certificate needs examples that were not used
             held_out = held_out.take(np.arange(half, held_out.examples))
         certificate = run.certify(outcome.fit, search, held_out)
@@ -71,10 +71,7 @@ def _searched(
 def _diagnosed(
     reason: Reason, opinion: SecondOpinion, search: Search, outcome: StageOutcome, enough: bool
 ) -> Reason:
-    """The reason, changed where the examples look like those of another model.
-
-    `enough` says whether held-out examples suffice to tell noise from a wrong model.
-    """
+    """The reason, changed where the examples look like those of another model."""
     if reason is Reason.LOCAL_MINIMUM and opinion.suspicious:
         reason = Reason.WRONG_MODEL
     certain = bool(opinion.better) or opinion.suspicious or enough
