@@ -1,14 +1,11 @@
 """How far a layer meets the conditions under which one can be learned from random examples.
 
 arXiv 2402.04084 proves that layers can be learned if they are not degenerate, in the senses that
-are measured here. Examples tell heads apart where their scores differ: each head's scores must
-spread ("scale") over many directions ("effective rank", "singular gap"), about as much in every
-head ("norm ratio"), and differently ("distance", "incoherence", "attention independence"). They
-must not be so large that every row attends to one token ("largest scale"), nor cancel so that no
-row is on the side of all heads ("hull distance": the paper's minimum-norm point needs it).
-Attention is read off an output through the sum of the projections, which must be invertible ("sum
-conditioning") and must not cancel ("sum size"), and the projections must not be interchangeable
-("projection independence").
+are measured here. Examples tell heads apart where their scores differ: scores must spread over many
+directions, about as much in every head, and differently. They must not be so large that every row
+attends to one token, nor cancel so that no row is on the side of all heads (the paper's
+minimum-norm point needs it). Attention is read off an output through the sum of the projections,
+which must be invertible and must not cancel, and projections must not be interchangeable.
 
 The paper states these in orders of magnitude. The needed values here were measured as in the claim
 "violated-conditions" of the lab: layers of two or three heads in 8 dimensions, one condition made

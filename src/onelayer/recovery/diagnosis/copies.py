@@ -40,25 +40,14 @@ def split(examples: Chunk, held_out: int, rng: np.random.Generator) -> tuple[Pos
 
 
 def row_keys(*arrays: NumpyArray, decimals: int | None = None) -> list[bytes]:
-    """One key for every index of the first axis, equal where all arrays have equal rows.
-
-    Values are rounded to `decimals`, if given, and -0 equals 0.
-
-    >>> first, second, third = row_keys(np.array([0.0, 1.0, -0.0]))
-    >>> first == third, first == second
-    (True, False)
-    """
+    """One key for every row, equal where all arrays have equal rows up to rounding; -0 equals 0."""
     rounded = (a if decimals is None else a.round(decimals) for a in arrays)
     rows = [np.ascontiguousarray(a + 0.0) for a in rounded]
     return [b"".join(row.tobytes() for row in together) for together in zip(*rows, strict=True)]
 
 
 def first_equal(*arrays: NumpyArray) -> Positions:
-    """For every row the position of the first row that is equal to it.
-
-    >>> first_equal(np.array([3, 4, 3]))
-    array([0, 1, 0])
-    """
+    """For every row the position of the first row that is equal to it: [3, 4, 3] -> [0, 1, 0]."""
     seen: dict[bytes, int] = {}
     return np.array([seen.setdefault(key, i) for i, key in enumerate(row_keys(*arrays))], dtype=int)
 

@@ -31,13 +31,10 @@ _MOST_COORDINATES = 48  # of a token and of an output: more are mixed at random
 
 @dataclass(frozen=True)
 class Energies:
-    """E_ab of each example, (n, k, k), as shares of the mean squared length of an output row.
+    """E_ab as shares of the mean squared length of an output row."""
 
-    They are relative to the variance of tokens at place b; `varying` (k,) says where there is any.
-    """
-
-    by_example: Values
-    varying: Values
+    by_example: Values  # (n, k, k), relative to the variance of tokens at place b
+    varying: Values  # (k,), where there is any
 
     @property
     def places(self) -> int:
@@ -50,23 +47,17 @@ class Energies:
         return np.asarray(place[None, :] - place[:, None])
 
     def mean(self, pairs: Values) -> tuple[float, float]:
-        """The mean energy of some pairs (k, k) of rows and keys, and its standard error.
-
-        Both are NaN, for which no comparison holds, if no such pair has a varying key.
-        """
+        """The mean energy of some pairs (k, k) of rows and keys, and its standard error."""
         pairs = pairs * self.varying
         if not np.any(pairs):
-            return np.nan, np.nan
+            return np.nan, np.nan  # for which no comparison holds
         weights = pairs / np.sum(pairs)
         each = np.sum(self.by_example * weights, axis=(1, 2))
         return float(np.mean(each)), DEPENDENT * float(np.std(each)) / np.sqrt(len(each))
 
 
 def whitened(X: Values, present: Values) -> Values:
-    """Tokens (n, k, r), centred and with unit covariance in the r directions that they have.
-
-    `present` (n, k) is 0 for padding, which becomes zero.
-    """
+    """Tokens (n, k, r) with mean 0, unit covariance in all r directions, and 0 if not present."""
     rows = X[present > 0]
     mean = rows.mean(axis=0)
     centred = rows - mean
@@ -105,11 +96,9 @@ def halves(n: int) -> list[tuple[slice, slice]]:
 
 
 def ridge(features: Values, targets: Values) -> Values:
-    """Ridge regression with the penalty for targets of which features explain about half.
-
-    For p uncorrelated features of mean square μ it is p μ.
-    """
+    """Ridge regression with the penalty for targets of which features explain about half."""
     gram = features.T @ features
+    # p μ for p uncorrelated features of mean square μ
     penalty = float(np.trace(gram)) / max(len(features), 1) or 1.0
     gram[np.diag_indices_from(gram)] += penalty
     return np.asarray(scipy.linalg.solve(gram, features.T @ targets, assume_a="pos"))

@@ -154,7 +154,11 @@ def _predictions(
             ridged = gram + ridge * mean_eigenvalue * np.eye(len(gram))
             weights = scipy.linalg.solve(ridged, against, assume_a="pos")
             yield name, (elsewhere @ weights).reshape(other.residual.shape)
-    yield "head", _gradient_step(_covariance_products(kinds["keys"], seen, other), seen, other)
+    # Covariances are centred: their mean gives what is linear in x_a, no head.
+    mine, scale = _rows(kinds["keys"], seen, None)
+    mean = np.mean(mine, axis=0)
+    mine, theirs = mine - mean, _rows(kinds["keys"], other, scale)[0] - mean
+    yield "head", _gradient_step(lambda part: theirs[part] @ mine.T, seen, other)
     yield "position", _gradient_step(_neighbour_products(seen, other), seen, other)
 
 
@@ -184,16 +188,6 @@ def _gradient_step(
     found = np.concatenate(parts).reshape(other.residual.shape)
     largest = float(np.abs(found).max()) or 1.0
     return np.asarray(found / largest * other.counted[:, :, None])
-
-
-def _covariance_products(
-    covariances: Features, seen: ResidualSample, other: ResidualSample
-) -> Callable[[slice], Values]:
-    """Inner products of centred covariances: their mean gives what is linear in x_a, no head."""
-    mine, scale = _rows(covariances, seen, None)
-    mean = np.mean(mine, axis=0)
-    mine, theirs = mine - mean, _rows(covariances, other, scale)[0] - mean
-    return lambda part: theirs[part] @ mine.T
 
 
 def _neighbour_products(seen: ResidualSample, other: ResidualSample) -> Callable[[slice], Values]:
@@ -276,11 +270,10 @@ def _counted(block: Block) -> Values:
 
 
 def scatter(blocks: Sequence[Block]) -> tuple[int, float]:
-    """How outputs vary over examples with the same tokens and the same padding.
+    """The number of repetitions, all but one of each repeated input, and the variance over them.
 
-    Returns the number of repetitions, all examples of repeated inputs but one of each, and the
-    variance of their outputs, a mean over entries, in units in which outputs have unit mean square.
-    Exact copies of inputs and outputs count once: they may be one example that was stored twice.
+    Inputs are tokens and padding. Variances are of outputs of unit mean square, averaged over
+    entries. Exact copies count once: they may be one example that was stored twice.
     """
     groups: dict[bytes, dict[bytes, Values]] = {}
     for block in blocks:

@@ -31,18 +31,13 @@ _NEURONS, _PRODUCTS = 192, 96
 
 
 class ResidualSample(NamedTuple):
-    """Examples with the attention, outputs and residuals of a fit.
+    """Examples with the attention, outputs and residuals of a fit."""
 
-    tokens (n, k, d) in whitened coordinates, counted (n, k) 0 for padding, keys (n, k, k) the
-    uniform distribution over the keys that a row may attend to, attention (n, k, m, k) of the
-    fitted heads, fitted and residual (n, k, e), both zero in the padding.
-    """
-
-    tokens: Values
-    counted: Values
-    keys: Values
-    attention: Values
-    fitted: Values
+    tokens: Values  # (n, k, d), whitened
+    counted: Values  # (n, k), 0 for padding
+    keys: Values  # (n, k, k): the uniform distribution over the keys that a row may attend to
+    attention: Values  # (n, k, m, k) of the fitted heads
+    fitted: Values  # (n, k, e), zero in the padding, as is the residual
     residual: Values
 
     def take(self, examples: slice | list[int]) -> ResidualSample:

@@ -49,14 +49,13 @@ class RawExamples:
     """Examples in random order and float64, and the arguments that came with them.
 
     Repetitions are left out, except from `all_X` and `all_present`: copies would let one half
-    predict the noise of the other. `present` is 0 for padding, where X and Y are zero; `tokens` are
-    whitened.
+    predict the noise of the other.
     """
 
     X: Values
     Y: Values
-    present: Values
-    tokens: Values
+    present: Values  # 0 for padding, where X and Y are zero
+    tokens: Values  # whitened
     all_X: Values
     all_present: Values
     masked: bool
@@ -83,17 +82,13 @@ class RawExamples:
 
 @dataclass(frozen=True)
 class DataCheck:
-    """One check: `look` yields a message if something is suspected.
-
-    It is skipped if a kind in `unless`, which explains what it would see, was found before, and if
-    there are fewer than `fewest` distinct examples. After a `final` one nothing else is checked.
-    """
+    """One check of the examples."""
 
     kind: str
-    look: Callable[[RawExamples], Iterator[str]]
-    unless: tuple[str, ...] = ()
-    fewest: int = _FEWEST
-    final: bool = False
+    look: Callable[[RawExamples], Iterator[str]]  # yields a message if something is suspected
+    unless: tuple[str, ...] = ()  # kinds that explain what it would see: skipped if one was found
+    fewest: int = _FEWEST  # distinct examples
+    final: bool = False  # nothing else is checked once this has found something
 
 
 def suspicions(
@@ -103,12 +98,6 @@ def suspicions(
 
     At most 2,000 examples are used, fewer if they are long; `seed` is for their order and for
     random features.
-
-    >>> import onelayer as ol
-    >>> layer = ol.AttentionLayer.random(heads=2, dim=8, seed=0)
-    >>> X = ol.inputs.gaussian(400, 4, 8, seed=1)
-    >>> [one.kind for one in suspicions(X, layer(X, causal=True), bias=False, causal=False)]
-    ['causal']
     """
     rng = np.random.default_rng(seed)
     most = min(_MOST_EXAMPLES, max(_ENOUGH, _MOST_ROWS // X.shape[1]))
@@ -178,10 +167,8 @@ def _axes(examples: RawExamples) -> Iterator[str]:
         return
     X, Y, rng = examples.X, examples.Y, examples.rng
     mine = _predicted_share(X, Y, rng)
-    orders: list[tuple[tuple[int, int, int], str]] = [((1, 0, 2), "(tokens, examples, dim)")]
-    if X.shape == Y.shape:
-        orders.append(((0, 2, 1), "(examples, dim, tokens)"))
-    for order, name in orders:
+    orders = [((1, 0, 2), "(tokens, examples, dim)"), ((0, 2, 1), "(examples, dim, tokens)")]
+    for order, name in orders if X.shape == Y.shape else orders[:1]:
         other = _predicted_share(X.transpose(order), Y.transpose(order), rng)
         if mine is None or other is None or other < max(_PREDICTED, _BETTER * mine):
             continue

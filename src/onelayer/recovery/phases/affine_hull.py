@@ -36,8 +36,7 @@ def extract(sculpture: Sculpture, heads: int | None) -> AffineHull:
     spectrum, polytope = sculpture.spectrum, sculpture.polytope
     free, gap = spectrum.clear_gap(sculpture.free if heads is None else heads - 1)
     centre = polytope.centre(spectrum, free)
-    error = distance_of_halves(polytope, free)
-    return AffineHull(centre, spectrum.directions[:free], gap, error)
+    return AffineHull(centre, spectrum.directions[:free], gap, distance_of_halves(polytope, free))
 
 
 def distance_of_halves(polytope: Polytope, free: int) -> float:

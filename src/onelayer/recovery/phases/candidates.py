@@ -89,10 +89,7 @@ class SolveCandidates(Phase):
         return CandidateFit(*refined[best], tuples=len(tuples), held_out_error=errors[best])
 
     def grid(self, hull: AffineHull, polytope: Polytope) -> Numbers | None:
-        """A grid over the section of the polytope (points, m - 1), as fine as the tuples allow.
-
-        None if the section is empty, unbounded, or too small for m grid points.
-        """
+        """The finest grid (points, m - 1) that the tuples allow; None if m points do not fit."""
         dimensions, section = len(hull.basis), polytope.section(hull.centre, hull.basis)
         if dimensions == 0:
             return np.zeros((1, 0))

@@ -29,13 +29,10 @@ CLEAR_GAP = 2.0  # smallest ratio of singular values that separates free directi
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """Root mean square of |⟨normal, v⟩| / error over the slabs, for directions v, ascending.
+    """Directions in which the polytope is long, then those in which it is thin."""
 
-    `values[j]` belongs to `directions[j]`. The polytope is long in directions with small values.
-    """
-
-    values: NumpyArray
-    directions: NumpyArray
+    values: NumpyArray  # root mean squares of |⟨normal, v⟩| / error over the slabs, ascending
+    directions: NumpyArray  # v, one row for each value
 
     def clear_gap(self, free: int | None = None) -> tuple[int, float]:
         """The number of free directions, and the ratio of the next singular value to theirs.
@@ -54,35 +51,24 @@ class Spectrum:
 
 
 class Polytope(NamedTuple):
-    """Slabs `lower ≤ normals @ θ ≤ upper`; `upper` is infinite for one-sided slabs.
-
-    `error` (s,) is the error of the middle of a slab, zero for one-sided slabs.
-    """
+    """Slabs `lower ≤ normals @ θ ≤ upper`."""
 
     normals: NumpyArray
     lower: NumpyArray
-    upper: NumpyArray
-    error: NumpyArray
+    upper: NumpyArray  # infinite for one-sided slabs
+    error: NumpyArray  # of the middle of a slab, zero for one-sided slabs
 
     @property
     def two_sided(self) -> NumpyArray:
         return np.isfinite(self.upper)
 
     def contains(self, point: NumpyArray, slack: float = 0.0) -> bool:
-        """Whether a point is within `slack` of every slab.
-
-        >>> cube = Polytope(np.eye(3), -np.ones(3), np.ones(3), np.ones(3))
-        >>> cube.contains(np.array([0.0, 0.5, 1.0])), cube.contains(np.array([0.0, 0.5, 1.1]))
-        (True, False)
-        """
+        """Whether a point is within `slack` of every slab."""
         values = self.normals @ np.ravel(point)
         return bool(np.all((values >= self.lower - slack) & (values <= self.upper + slack)))
 
     def support(self, direction: NumpyArray) -> float:
-        """The largest ⟨direction, θ⟩ in the polytope, -infinite if it is empty.
-
-        Infinite if the polytope is unbounded in that direction, or if the solver cannot decide.
-        """
+        """The largest ⟨direction, θ⟩; -inf if there is no θ, inf if it is unbounded or unknown."""
         above = self.two_sided
         found = linprog(
             -np.ravel(direction),
@@ -159,12 +145,7 @@ class Polytope(NamedTuple):
         return Polytope(*map(np.concatenate, zip(self, other, strict=True)))
 
     def section(self, point: NumpyArray, basis: NumpyArray) -> Polytope:
-        """The section with the affine space point + z @ basis, as a polytope of the z.
-
-        >>> cube = Polytope(np.eye(3), -np.ones(3), np.ones(3), np.ones(3))
-        >>> cube.section(np.array([0.5, 0, 0]), np.eye(3)[:1]).support(np.ones(1))
-        0.5
-        """
+        """The section with the affine space point + z @ basis, as a polytope of the z."""
         offset = self.normals @ point
         lower, upper = self.lower - offset, self.upper - offset
         return self._replace(normals=self.normals @ basis.T, lower=lower, upper=upper)

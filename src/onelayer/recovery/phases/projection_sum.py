@@ -58,8 +58,7 @@ class CrudeSum(Phase):
         estimate = self.estimate(examples)
         note = "W by correlation; its error from the rows that agree best with it"
         refused = not math.isfinite(estimate.error)
-        state = replace(state, sum=estimate)
-        return Step(state, examples.examples, estimate.error, note, refused)
+        return Step(replace(state, sum=estimate), examples.examples, estimate.error, note, refused)
 
     def estimate(self, examples: WhitenedExamples) -> SumEstimate:
         """W from the correlation of tokens and outputs, in one pass over all examples."""

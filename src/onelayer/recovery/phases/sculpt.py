@@ -45,8 +45,7 @@ class Sculpt(Phase):
         estimate, count = state.sum, state.examples.examples
         found = self.sculpt(state.examples, estimate.projection_sum, estimate.error, state.heads)
         if found is None:
-            note = "too few narrow and consistent slabs"
-            return Step(state, count, math.inf, note, refused=True)
+            return Step(state, count, math.inf, "too few narrow and consistent slabs", refused=True)
         two_sided = found.polytope.two_sided
         note = (
             f"{int(two_sided.sum())} slabs, {int((~two_sided).sum())} one-sided, "
@@ -58,10 +57,7 @@ class Sculpt(Phase):
     def sculpt(
         self, examples: WhitenedExamples, projection_sum: Array, error: float, heads: int | None
     ) -> Sculpture | None:
-        """The polytope from one pass over the examples; None if too few slabs remain.
-
-        `error` is the relative error of `projection_sum`.
-        """
+        """The polytope, from `projection_sum` with a relative error; None if few slabs remain."""
         slabs, one_sided = find_slabs(examples, projection_sum, error)
         # Some p ≥ 0 has to explain the row of a slab within its tolerance. A least-squares p
         # without negative entries is such a p: its residual is within the tolerance.

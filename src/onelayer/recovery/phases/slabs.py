@@ -78,15 +78,12 @@ def find_slabs(
     examples: WhitenedExamples, projection_sum: Array, error: float
 ) -> tuple[Slabs, Slabs]:
     """The most accurate two-sided slabs, and the most certain one-sided ones."""
-    unknowns = examples.dim**2
-    counts = _TWO_SIDED * unknowns, _ONE_SIDED * unknowns
+    counts = _TWO_SIDED * examples.dim**2, _ONE_SIDED * examples.dim**2
 
     def work(X: Array, Y: Array) -> tuple[Slabs, Slabs]:
         pairs = _pairs(X, Y, projection_sum, error)
-        return (
-            _gather(X, Y, pairs, counts[0], *_two_sided(pairs)),
-            _gather(X, Y, pairs, counts[1], *_one_sided(pairs)),
-        )
+        two_sided = pairs.gather(counts[0], *pairs.two_sided())
+        return two_sided, pairs.gather(counts[1], *pairs.one_sided())
 
     def merge(first: tuple[Slabs, Slabs], second: tuple[Slabs, Slabs]) -> tuple[Slabs, Slabs]:
         pairs = zip(first, second, counts, strict=True)
@@ -100,6 +97,8 @@ def find_slabs(
 class _Pairs:
     """For every row of a block, each token b compared with the top token c: (n, k rows, k b)."""
 
+    X: Array
+    Y: Array
     top: Numbers  # c, (n, k rows, 1)
     tolerance: Numbers  # of y, (n, k rows)
     weights: Numbers  # p
@@ -109,10 +108,43 @@ class _Pairs:
     def at_top(self, array: Numbers) -> Numbers:
         return np.take_along_axis(array, self.top, axis=2)
 
-    @property
-    def certain(self) -> Numbers:
-        """Which p exceed their errors."""
-        return np.asarray(self.weights > self.wrong)
+    def two_sided(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Keys, log(p_b / p_c), and its error."""
+        certain = self.weights > self.wrong
+        safe = np.where(certain, self.weights, 1.0)
+        relative = np.where(certain, self.wrong / safe, np.inf)
+        value = np.log(safe / self.at_top(safe))
+        error = np.maximum(relative + self.at_top(relative), _LEAST_ERROR)
+        size = np.minimum(np.abs(value), 1.0)  # zero for b = c
+        key = np.where(size > 0, error / np.where(size > 0, size, 1.0), np.inf)
+        return key, value, error
+
+    def one_sided(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Keys, upper bounds on log(p_b / p_c) where p_b is below its error, and zero errors."""
+        highest = np.maximum(self.weights, 0.0) + WIDTH * self.wrong
+        lowest = self.at_top(self.weights - WIDTH * self.wrong)
+        ahead = ~(self.weights > self.wrong) & (lowest > highest)
+        bound = np.log(np.where(ahead, highest / np.where(ahead, lowest, 1.0), 1.0))
+        return np.where(ahead, self.wrong, np.inf), bound, np.zeros_like(bound)
+
+    def gather(self, count: int, key: Numbers, value: Numbers, error: Numbers) -> Slabs:
+        """At most `count` slabs with the smallest keys, all different."""
+        index = _least(key.ravel(), self.fingerprint.ravel(), count)
+        example, row, b = place = np.unravel_index(index, key.shape)
+        tokens, outputs = (backend.to_numpy(backend.rows(a, example)) for a in (self.X, self.Y))
+        return Slabs(
+            key=key[place],
+            tokens=tokens,
+            output=outputs[np.arange(len(row)), row],
+            row=row,
+            b=b,
+            c=self.top[example, row, 0],
+            value=value[place],
+            error=error[place],
+            tolerance=self.tolerance[example, row],
+            least=self.weights[example, row].min(axis=1),
+            fingerprint=self.fingerprint[place],
+        )
 
 
 def _pairs(X: Array, Y: Array, projection_sum: Array, error: float) -> _Pairs:
@@ -125,49 +157,7 @@ def _pairs(X: Array, Y: Array, projection_sum: Array, error: float) -> _Pairs:
     mixed = backend.to_numpy(X @ backend.like(mixing, X) @ backend.transpose(X))
     apart = np.abs(mixed - np.take_along_axis(mixed, top, axis=2))
     wrong = tolerance[:, :, None] * spread[:, None, :]
-    return _Pairs(top, tolerance, weights, wrong, np.round(apart, 9))
-
-
-def _two_sided(pairs: _Pairs) -> tuple[Numbers, Numbers, Numbers]:
-    """Keys, log(p_b / p_c), and its error."""
-    safe = np.where(pairs.certain, pairs.weights, 1.0)
-    relative = np.where(pairs.certain, pairs.wrong / safe, np.inf)
-    value = np.log(safe / pairs.at_top(safe))
-    error = np.maximum(relative + pairs.at_top(relative), _LEAST_ERROR)
-    size = np.minimum(np.abs(value), 1.0)  # zero for b = c
-    key = np.where(size > 0, error / np.where(size > 0, size, 1.0), np.inf)
-    return key, value, error
-
-
-def _one_sided(pairs: _Pairs) -> tuple[Numbers, Numbers, Numbers]:
-    """Keys, upper bounds on log(p_b / p_c) where p_b is below its error, and zero errors."""
-    highest = np.maximum(pairs.weights, 0.0) + WIDTH * pairs.wrong
-    lowest = pairs.at_top(pairs.weights - WIDTH * pairs.wrong)
-    ahead = ~pairs.certain & (lowest > highest)
-    bound = np.log(np.where(ahead, highest / np.where(ahead, lowest, 1.0), 1.0))
-    return np.where(ahead, pairs.wrong, np.inf), bound, np.zeros_like(bound)
-
-
-def _gather(
-    X: Array, Y: Array, pairs: _Pairs, count: int, key: Numbers, value: Numbers, error: Numbers
-) -> Slabs:
-    """At most `count` slabs with the smallest keys, all different."""
-    index = _least(key.ravel(), pairs.fingerprint.ravel(), count)
-    example, row, b = place = np.unravel_index(index, key.shape)
-    tokens, outputs = (backend.to_numpy(backend.rows(array, example)) for array in (X, Y))
-    return Slabs(
-        key=key[place],
-        tokens=tokens,
-        output=outputs[np.arange(len(row)), row],
-        row=row,
-        b=b,
-        c=pairs.top[example, row, 0],
-        value=value[place],
-        error=error[place],
-        tolerance=pairs.tolerance[example, row],
-        least=pairs.weights[example, row].min(axis=1),
-        fingerprint=pairs.fingerprint[place],
-    )
+    return _Pairs(X, Y, top, tolerance, weights, wrong, np.round(apart, 9))
 
 
 def _least(keys: Numbers, fingerprints: Numbers, count: int) -> Numbers:

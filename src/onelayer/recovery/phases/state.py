@@ -23,14 +23,11 @@ Numbers: TypeAlias = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class SumEstimate:
-    """An estimate of W = Σ W_i (d, e) and its measured relative error, infinite if it is unusable.
-
-    `rows` counts the output rows it was computed from.
-    """
+    """An estimate of W = Σ W_i (d, e)."""
 
     projection_sum: Array
-    error: float
-    rows: int
+    error: float  # relative, as measured; infinite if the estimate is unusable
+    rows: int  # output rows it was computed from
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,15 +66,12 @@ class AffineHull:
 
 @dataclass(frozen=True, eq=False)
 class CandidateFit:
-    """The best heads among the candidates: their coordinates (m, m - 1) in the hull and their fit.
+    """The best heads among the candidates."""
 
-    `held_out_error` is relative, on examples that were not fitted.
-    """
-
-    coordinates: Numbers
+    coordinates: Numbers  # in the hull, (m, m - 1)
     fit: Fit
     tuples: int  # number of tuples of candidates that were tried
-    held_out_error: float
+    held_out_error: float  # relative, on examples that were not fitted
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,30 +91,22 @@ class PhaseState:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The result of a phase: the new state, and the error of its estimate as measured.
-
-    `examples` counts the examples it used; `note` says how the error was measured. If `refused`,
-    the phase could not complete, and the state has what was estimated until then.
-    """
+    """The result of a phase."""
 
     state: PhaseState
-    examples: int
-    error: float
-    note: str
-    refused: bool = False
+    examples: int  # number of examples that were used
+    error: float  # of its estimate, as measured
+    note: str  # how the error was measured
+    refused: bool = False  # whether the state has only what was estimated until the phase failed
 
 
 @dataclass(frozen=True)
 class Phase(ABC):
-    """One phase. Subclasses add their settings as fields.
-
-    `refusal` is the reason that ends the recovery if `step` refuses; a phase that only measures
-    needs none.
-    """
+    """One phase. Subclasses add their settings as fields."""
 
     number: int = 0
     name: str = ""
-    refusal: ClassVar[Reason | None] = None
+    refusal: ClassVar[Reason | None] = None  # ends the recovery if `step` refuses, if it ever does
 
     @property
     def stage(self) -> str:
