@@ -226,10 +226,9 @@ def _student(features: Values, targets: Values) -> tuple[float, float]:
         rows, values = (part[fitted].reshape(-1, part.shape[2]) for part in (features, targets))
         predicted[judged] = features[judged] @ dependence.ridge(rows, values)
     sums = np.sum(predicted * targets, axis=(1, 2))
-    squares = _spread(sums)
+    squares, total = _spread(sums), float(np.sum(sums))
     if squares == 0:
         return 0.0, 0.0
-    total = float(np.sum(sums))
     t = total / (dependence.DEPENDENT * np.sqrt(squares))
     return t, total**2 / (_spread(predicted) * _spread(targets))
 

@@ -47,8 +47,7 @@ def fold(
         return [slice(max(start, i * size), min(stop, (i + 1) * size)) for i in numbers]
 
     def on_block(chunk: Chunk, part: slice) -> Result:
-        X, Y, _ = read(chunk.between(part.start, part.stop))
-        return work(X, Y)
+        return work(*read(chunk.between(part.start, part.stop))[:2])
 
     ends = enumerate(pairwise(source.starts.tolist()))
     some = source.chunks.pick([i for i, between in ends if blocks_between(*between)])

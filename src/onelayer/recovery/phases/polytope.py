@@ -137,11 +137,9 @@ class Polytope(NamedTuple):
         return np.asarray(np.abs(self.normals @ centre - middle) / self.error)
 
     def part(self, kept: NumpyArray) -> Polytope:
-        """The polytope of some of the slabs."""
         return Polytope(*(array[kept] for array in self))
 
     def concat(self, other: Polytope) -> Polytope:
-        """The intersection of two polytopes."""
         return Polytope(*map(np.concatenate, zip(self, other, strict=True)))
 
     def section(self, point: NumpyArray, basis: NumpyArray) -> Polytope:
