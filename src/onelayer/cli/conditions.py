@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -19,7 +19,6 @@ from onelayer.recovery.conditions import Condition, conditions, survey_condition
 
 _WIDE = 120  # characters of a screen that has room for every column of a table
 _LISTED = 5  # arrays of an unknown file that an error names
-_TEXTS = ("condition", "holds", "meaning")  # headings of columns that are no numbers
 Columns = dict[str, list[str]]  # of a table, by heading
 Shown = Table | str
 
@@ -27,29 +26,22 @@ _FILE = (
     "A layer that save() or onelayer recover wrote, or the safetensors file of a pretrained BERT "
     "or GPT-2."
 )
+_LAYER = "One layer of a model, from 0; default: all."
 _FAMILY = "How a model names its weights: bert or gpt2; default: detected."
 _HEADS = "Heads of a layer of a model; default: as in config.json."
 _SURVEY = (
     "Compare with N random layers of the same shape: of full rank and scale 2, or for a model of "
     "its head size and the median norm of its attention matrices."
 )
-ModelFile = Annotated[Path, Argument(help=_FILE)]
-LayerNumber = Annotated[
-    int | None, Option(min=0, metavar="N", help="One layer of a model, from 0; default: all.")
-]
-FamilyName = Annotated[str | None, Option(help=_FAMILY)]
-HeadCount = Annotated[int | None, Option(min=1, metavar="M", help=_HEADS)]
-SurveySize = Annotated[int | None, Option(min=1, metavar="N", help=_SURVEY)]
-SurveySeed = Annotated[int, Option(min=0, help="Seed of the random layers.")]
 
 
 def conditions_command(
-    file: ModelFile,
-    layer: LayerNumber = None,
-    family: FamilyName = None,
-    heads: HeadCount = None,
-    survey: SurveySize = None,
-    seed: SurveySeed = 0,
+    file: Annotated[Path, Argument(help=_FILE)],
+    layer: Annotated[int | None, Option(min=0, metavar="N", help=_LAYER)] = None,
+    family: Annotated[str | None, Option(help=_FAMILY)] = None,
+    heads: Annotated[int | None, Option(min=1, metavar="M", help=_HEADS)] = None,
+    survey: Annotated[int | None, Option(min=1, metavar="N", help=_SURVEY)] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of the random layers.")] = 0,
 ) -> None:
     """Show how far layers meet the conditions under which a layer can provably be learned.
 
@@ -81,13 +73,7 @@ def conditions_command(
         else:
             family = family or _detected_family(file, names)
             numbers = pretrained.layers_of(file, family) if layer is None else [layer]
-            layers = {}
-            with err.status("Reading the model") as status:
-                for number in numbers:
-                    read = AttentionLayer.from_safetensors(file, number, family, heads)
-                    layers[number] = _MeasuredLayer.of(read)
-                    status.update(f"{len(layers)} of {len(numbers)} layers measured")
-            shown, all_hold = _of_model(f"{file.name} ({family})", layers, survey, seed)
+            shown, all_hold = _of_model(file, family, heads, numbers, survey, seed)
     for part in shown:
         out.print(part, highlight=False)
     raise typer.Exit(0 if all_hold else 1)
@@ -125,69 +111,54 @@ def _of_layer(layer: AttentionLayer, samples: int | None, seed: int) -> tuple[li
     return [*tables, f"{met} of {len(found)} conditions hold.", *notes], met == len(found)
 
 
-@dataclass(frozen=True, eq=False)
-class _MeasuredLayer:
-    """What is kept of a layer after it is measured: all layers at once may be too large."""
-
-    heads: int
-    dim: int
-    out_dim: int
-    biased: bool
-    norms: np.ndarray[Any, Any]
-    found: dict[str, Condition]
-
-    @classmethod
-    def of(cls, layer: AttentionLayer) -> _MeasuredLayer:
-        norms = np.linalg.norm(layer.attention, axis=(1, 2))
-        biased = layer.key_bias is not None
-        return cls(layer.heads, layer.dim, layer.out_dim, biased, norms, conditions(layer))
-
-    @property
-    def met(self) -> int:
-        return sum(condition.holds for condition in self.found.values())
-
-    @property
-    def column(self) -> list[str]:
-        """What every condition has, and how many of them hold."""
-        values = [
-            f"[green]{c.measured:.3g}" if c.holds else f"[red]{c.measured:.3g} ✗"
-            for c in self.found.values()
-        ]
-        return [*values, f"{self.met} of {len(self.found)}"]
-
-
 def _of_model(
-    name: str, layers: dict[int, _MeasuredLayer], samples: int | None, seed: int
+    file: Path,
+    family: str,
+    heads: int | None,
+    numbers: Sequence[int],
+    samples: int | None,
+    seed: int,
 ) -> tuple[list[Shown], bool]:
-    """The output for the layers of a model, and whether all conditions hold in all of them."""
-    like = next(iter(layers.values()))  # all layers of a model have one shape
-    rank, scale = like.dim // like.heads, float(np.median([s.norms for s in layers.values()]))
-    random, notes = _survey(like, samples, seed, scale=scale, rank=rank)
-    which = f"{len(layers)} layers" if len(layers) > 1 else f"layer {next(iter(layers))}"
-    met = [str(number) for number, layer in layers.items() if layer.met == len(layer.found)]
-    names = [*like.found, "conditions that hold"]
-    fixed = {"condition": names, "needed": [*_needed(like.found), ""]}
-    columns = {f"layer {number}": layer.column for number, layer in layers.items()}
+    """The output for layers of a model, and whether all conditions hold in all of them."""
+    found: dict[int, dict[str, Condition]] = {}
+    norms, biased = [], False
+    with err.status("Reading the model") as status:
+        for number in numbers:  # one by one: all layers at once may be too large
+            layer = AttentionLayer.from_safetensors(file, number, family, heads)
+            found[number] = conditions(layer)
+            norms.append(np.linalg.norm(layer.attention, axis=(1, 2)))
+            biased = biased or layer.key_bias is not None
+            status.update(f"{len(found)} of {len(numbers)} layers measured")
+    # All layers of a model have one shape.
+    rank, scale = layer.dim // layer.heads, float(np.median(norms))
+    random, notes = _survey(layer, samples, seed, scale=scale, rank=rank)
+    which = f"{len(found)} layers" if len(found) > 1 else f"layer {numbers[0]}"
+    met = [str(number) for number, of in found.items() if all(c.holds for c in of.values())]
+    asked = found[numbers[0]]
+    fixed = {"condition": [*asked, "conditions that hold"], "needed": [*_needed(asked), ""]}
+    columns = {f"layer {number}": _column(list(of.values())) for number, of in found.items()}
     columns |= {heading: [*texts, ""] for heading, texts in random.items()}
     shown: list[Shown] = [
-        f"Conditions of {which} of {name}: {like.heads} heads of size {rank} in {like.dim} "
-        "dimensions; ✗ where one fails",
+        f"Conditions of {which} of {file.name} ({family}): {layer.heads} heads of size {rank} in "
+        f"{layer.dim} dimensions; ✗ where one fails",
         *_fitting_tables(fixed, columns),
         f"Layers that meet all conditions: {', '.join(met) or 'none'} "
-        f"({len(met)} of {len(layers)}).",
+        f"({len(met)} of {len(found)}).",
         *notes,
     ]
-    if any(layer.biased for layer in layers.values()):
+    if biased:
         shown.append("Key biases, which the paper's layer does not have, are ignored.")
-    return shown, len(met) == len(layers)
+    return shown, len(met) == len(found)
+
+
+def _column(found: list[Condition]) -> list[str]:
+    """The values of one layer, and how many conditions hold."""
+    texts = [f"[green]{c.measured:.3g}" if c.holds else f"[red]{c.measured:.3g} ✗" for c in found]
+    return [*texts, f"{sum(c.holds for c in found)} of {len(found)}"]
 
 
 def _survey(
-    like: AttentionLayer | _MeasuredLayer,
-    samples: int | None,
-    seed: int,
-    scale: float,
-    rank: int | None,
+    like: AttentionLayer, samples: int | None, seed: int, scale: float, rank: int | None
 ) -> tuple[Columns, list[str]]:
     """Columns for random layers of the same shape, and what they are; empty without samples."""
     if samples is None:
@@ -219,8 +190,9 @@ def _needed(found: dict[str, Condition]) -> list[str]:
 def _table(columns: Columns, title: str | None = None) -> Table:
     table = Table(title=title, title_justify="left")
     for heading in columns:
-        justify: JustifyMethod = "left" if heading in _TEXTS else "right"
-        table.add_column(heading, justify=justify, no_wrap=heading not in ("holds", "meaning"))
+        is_text, wraps = heading in ("condition", "holds", "meaning"), ("holds", "meaning")
+        justify: JustifyMethod = "left" if is_text else "right"
+        table.add_column(heading, justify=justify, no_wrap=heading not in wraps)
     for row in zip(*columns.values(), strict=True):
         if row[0] == "conditions that hold":
             table.add_section()

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -139,11 +139,14 @@ def run_claims(
         size = _size(quick, paper)
         chosen = registry.named(names or [])
         plans = [Plan(claim, size, _settings(changes or [], claim)) for claim in chosen]
+        if workers is None:  # as many as the cores that this process may use
+            allowed = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+            workers = len(allowed(0))
         with live_progress(err, sum(len(plan.cells) for plan in plans)) as progress:
             tally = run(
                 plans,
                 Store(store),
-                workers=workers or _cores(),
+                workers=workers,
                 cluster=cluster,
                 retry_failed=retry_failed,
                 progress=progress,
@@ -231,39 +234,24 @@ def live_progress(console: Console, total: int) -> Iterator[Callable[[Tally], No
 
         yield log
         return
-    columns = (
-        bars.SpinnerColumn(),
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TextColumn("cells{task.fields[failed]}"),
-        bars.TimeElapsedColumn(),
-        bars.TextColumn("left:"),
-        bars.TimeRemainingColumn(),
-    )
-    with bars.Progress(*columns, console=console, transient=True) as display:
+    name, failures = "{task.description}", "cells{task.fields[failed]}"
+    done = bars.SpinnerColumn(), name, bars.BarColumn(), bars.MofNCompleteColumn(), failures
+    times = bars.TimeElapsedColumn(), "left:", bars.TimeRemainingColumn()
+    with bars.Progress(*done, *times, console=console, transient=True) as display:
         task = display.add_task("starting", total=total, failed="")
 
         def show(tally: Tally) -> None:
             failed = f", [red]{tally.failed} failed[/red]" if tally.failed else ""
-            done, name = tally.done + tally.failed, tally.claim or "starting"
-            display.update(task, completed=done, description=name, failed=failed)
+            finished, claim = tally.done + tally.failed, tally.claim or "starting"
+            display.update(task, completed=finished, description=claim, failed=failed)
 
         yield show
-
-
-# Options
 
 
 def _size(quick: bool, paper: bool) -> Size:
     if quick and paper:
         raise ValueError("got --quick and --paper, expected one of the two")
     return "quick" if quick else "paper" if paper else "default"
-
-
-def _cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _settings(texts: Sequence[str], claim: Claim) -> dict[str, Any]:
@@ -273,21 +261,13 @@ def _settings(texts: Sequence[str], claim: Claim) -> dict[str, Any]:
         name, separator, value = text.partition("=")
         if not separator:
             raise ValueError(f"got --set {text}, expected NAME=VALUE or NAME=VALUE,VALUE")
-        parts = [_value(part) for part in re.split(r",(?![^{]*\})", value)]  # not within f_{1,2}
+        parts: list[Any] = re.split(r",(?![^{]*\})", value)  # not within f_{1,2}
+        for i, part in enumerate(parts):
+            with suppress(ValueError):  # text that is not JSON stays text
+                parts[i] = json.loads(part)
         found[name] = parts if len(parts) > 1 else parts[0]
     claim.settings("default", found)  # refuses unknown names and types
     return found
-
-
-def _value(text: str) -> Any:
-    """A number, true, false or null as in JSON; anything else is text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-# Output
 
 
 def _verdicts(entries: Sequence[Entry]) -> Table:

@@ -2,11 +2,9 @@
 
 The columns are `claim`, `seed` and `status`, then `parameter.<name>` and `measured.<name>` for
 every name that occurs in any cell, then `seconds`, `finished`, `code`, `key` and `error`. Values
-that a cell does not have are empty. Parquet has lists as lists, CSV has them as JSON.
-
-Spreadsheets run text that starts with =, +, - or @ as a formula, and text in a cell can come from
-anywhere: an error quotes its input. In CSV an apostrophe therefore precedes such text, as in the
-spreadsheets themselves. Numbers and Parquet files stay as they are.
+that a cell does not have are empty. Lists are lists in Parquet, and JSON in CSV. Spreadsheets run
+text that starts with =, +, - or @ as a formula, and the error of a cell can quote any input: in CSV
+an apostrophe precedes such text.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The version of the code behind a cell: a digest of the sources that its value can depend on.
 
 These are the files of the package, except the command line, the machinery of the lab and other
-claims; and, of the file with a claim's `measure`, the statements that `measure` reaches by name. A
-new rule, figure or size of a claim therefore needs no new measurements of the cells it shares with
-the old one, and neither does an edit of another claim. Edits of comments in shared files do.
-Versions of other libraries do not count.
+claims; and, of the file with a claim's `measure`, the statements that `measure` reaches by name.
+Cells are therefore measured again after an edit of a shared file, even of a comment, but not after
+an edit of a rule, a figure, a size or another claim. Versions of other libraries do not count.
 """
 
 from __future__ import annotations
