@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -112,12 +111,7 @@ def _of_layer(layer: AttentionLayer, samples: int | None, seed: int) -> tuple[li
 
 
 def _of_model(
-    file: Path,
-    family: str,
-    heads: int | None,
-    numbers: Sequence[int],
-    samples: int | None,
-    seed: int,
+    file: Path, family: str, heads: int | None, numbers: list[int], samples: int | None, seed: int
 ) -> tuple[list[Shown], bool]:
     """The output for layers of a model, and whether all conditions hold in all of them."""
     found: dict[int, dict[str, Condition]] = {}

@@ -62,19 +62,15 @@ def list_claims() -> None:
 
         onelayer claims list
     """
-    table = Table(
-        Column("name", no_wrap=True),
-        "claim",
-        *(Column(size, justify="right") for size in SIZES),
-        title="Claims, with their cells by size",
-        title_justify="left",
-    )
+    names, counts = Column("name", no_wrap=True), (Column(s, justify="right") for s in SIZES)
+    title = "Claims, with their cells by size"
+    table = Table(names, "claim", *counts, title=title, title_justify="left")
     for source, group in groupby(registry.known().values(), key=lambda claim: claim.source):
         table.add_row("", f"[bold]{escape(source)}")
         for claim in group:
-            counts = [str(len(list(claim.cells(claim.settings(size))))) for size in SIZES]
+            sizes = [str(len(list(claim.cells(claim.settings(size))))) for size in SIZES]
             kind = "" if claim.kind == "claim" else " [dim](conjecture)"
-            table.add_row(claim.name, escape(claim.title) + kind, *counts)
+            table.add_row(claim.name, escape(claim.title) + kind, *sizes)
         table.add_section()
     out.print(table)
 
@@ -289,12 +285,9 @@ def _verdicts(entries: Sequence[Entry]) -> Table:
 
 
 def _print_entry(entry: Entry) -> None:
-    table = Table(
-        *("check", "measured", "holds"),
-        title=f"Measured at size {entry.size}: {entry.verdict.outcome}",
-        title_justify="left",
-        caption=escape(entry.verdict.why) or None,
-    )
+    title = f"Measured at size {entry.size}: {entry.verdict.outcome}"
+    why = escape(entry.verdict.why) or None
+    table = Table("check", "measured", "holds", title=title, title_justify="left", caption=why)
     for check in entry.verdict.checks:
         mark = "[green]yes" if check.holds else "[red]no"
         table.add_row(escape(check.statement), escape(check.measured), mark)

@@ -165,10 +165,8 @@ def _read(path: Path, on_cluster: bool) -> dict[str, Any]:
     if path.suffix in (*files.HDF5, files.ZARR) or (on_cluster and path.is_dir()):
         arrays = files.dask_arrays(path)
     elif on_cluster:
-        raise ValueError(
-            f"{path} cannot be read by the workers of a cluster, "
-            "expected .zarr, .h5, .hdf5 or a folder"
-        )
+        expected = "expected .zarr, .h5, .hdf5 or a folder"
+        raise ValueError(f"{path} cannot be read by the workers of a cluster, {expected}")
     elif path.is_dir():
         arrays = {file.stem: files.open_npy(file) for file in sorted(path.glob("*.npy"))}
     elif path.suffix == ".npz":
@@ -176,10 +174,8 @@ def _read(path: Path, on_cluster: bool) -> dict[str, Any]:
     elif path.suffix == ".safetensors":
         arrays = safetensors_files.read_safetensors(path)
     else:
-        raise ValueError(
-            f"{path} ends in {path.suffix!r}, "
-            "expected .npz, .safetensors, .zarr, .h5, .hdf5 or a folder"
-        )
+        expected = "expected .npz, .safetensors, .zarr, .h5, .hdf5 or a folder"
+        raise ValueError(f"{path} ends in {path.suffix!r}, {expected}")
     if not {"X", "Y"} <= arrays.keys():
         raise ValueError(f"{path} holds {sorted(arrays)}, expected arrays X and Y")
     return arrays

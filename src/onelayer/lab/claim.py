@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # drawing is optional
 
 Status = Literal["done", "failed", "not run"]
 UNMEASURED: tuple[Status, ...] = ("not run", "failed")
+Outcome = Literal["holds", "fails", "undecided"]
 Size = Literal["quick", "default", "paper"]
 SIZES: tuple[Size, ...] = ("quick", "default", "paper")
 
@@ -112,10 +113,6 @@ class Undecided(Exception):
     """Raised by a rule when the results allow no verdict; the message says what is missing."""
 
 
-Outcome = Literal["holds", "fails", "undecided"]
-Kind = Literal["claim", "conjecture"]
-
-
 @dataclass(frozen=True)
 class Verdict:
     """The outcome of a rule, its checks, and what is missing if it is undecided."""
@@ -177,19 +174,18 @@ class Claim:
     judge: Callable[[Results], list[Check]] = field(repr=False)
     draw: Callable[[Results, Figure], None] = field(repr=False)
     cells: Callable[[Settings], Iterable[Parameters]] = field(default=grid, repr=False)
-    kind: Kind = "claim"
+    kind: Literal["claim", "conjecture"] = "claim"
     title: str = ""
     prediction: str = ""
     name: str = ""
 
     def settings(self, size: Size, changes: Settings | None = None) -> dict[str, Any]:
         """Return the settings of a size, with some of them changed."""
-        settings, changes = dict(self.sizes[size]), changes or {}
-        for name, value in changes.items():
+        settings = dict(self.sizes[size])
+        for name, value in (changes or {}).items():
             if name not in settings:
-                raise ValueError(
-                    f"{self.name} has no setting {name!r}, expected one of {', '.join(settings)}"
-                )
+                expected = f"expected one of {', '.join(settings)}"
+                raise ValueError(f"{self.name} has no setting {name!r}, {expected}")
             settings[name] = _like(value, settings[name], f"{self.name}: {name}")
         return settings
 

@@ -129,7 +129,7 @@ def log_ticks(axes: Axes, values: Sequence[float], most: int = 5) -> None:
 
 
 def tick_examples(axes: Axes, examples: Sequence[int]) -> None:
-    """Ticks at the numbers of examples that were measured."""
+    """Ticks at the measured numbers of examples."""
     axes.set_xticks(examples, [f"{n // 1000}k" if n >= 10_000 else str(n) for n in examples])
     axes.set_xticks([], minor=True)
 
@@ -188,10 +188,8 @@ def _add_legend(figure: Figure) -> None:
     figures = figure, *figure.subfigs
     if any(f.legends for f in figures) or any(axes.get_legend() for axes in figure.axes):
         return
-    labels: dict[str, Any] = {}
-    for axes in figure.axes:
-        handles, texts = axes.get_legend_handles_labels()
-        labels |= dict(zip(texts, handles, strict=True))
+    found = [axes.get_legend_handles_labels() for axes in figure.axes]
+    labels = {text: handle for part in found for handle, text in zip(*part, strict=True)}
     if labels:
         rows = 1 if len("".join(labels)) <= _LABELS_IN_A_ROW else 2
         ncols = -(-len(labels) // rows)

@@ -10,10 +10,11 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib.metadata import version
 from threading import Thread
-from typing import Any, Self
+from typing import Any
 
 from onelayer.array import threads
 from onelayer.data import dask
@@ -27,17 +28,11 @@ _EMPTY_CHECKS = 2  # checks in a row that may find no workers: a cluster may be 
 _PARENT_CHECK = 0.5  # seconds between two checks that the parent is alive
 
 
-class Pool:
+class Pool(AbstractContextManager["Pool"]):
     """A context in which cells are measured, `places` of them at a time."""
 
     places: int
     _executor: Any
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        raise NotImplementedError
 
     def submit(self, measure: Measure, parameters: Parameters, code: str) -> Future[Result]:
         """Measure a cell. The future raises only if the pool itself fails."""

@@ -17,10 +17,6 @@ from onelayer.lab.version import code_version
 
 _HEARTBEAT = 10.0  # seconds between two heartbeats: far less than the store's SILENCE
 _RECHECK = 0.5  # seconds between two looks at cells that another run has taken
-_DIED = (
-    "The process that measured this cell died: it was killed, crashed, or the machine ran out of "
-    "memory."
-)
 
 
 @dataclass(frozen=True)
@@ -31,6 +27,12 @@ class Cell:
     parameters: Parameters
     code: str
     key: str
+
+    def dead(self) -> Result:
+        """The result if the process dies."""
+        error = "The process that measured this cell died: it was killed, crashed, or the machine "
+        error += "ran out of memory."
+        return Result(self.parameters, status="failed", error=error, machine=machine())
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,6 @@ class Tally:
         return Tally(done, failed, self.total, claim)
 
 
-def no_tally(_tally: Tally) -> None:
-    """Report nothing."""
-
-
 def run(
     plans: Sequence[Plan],
     store: Store,
@@ -76,7 +74,7 @@ def run(
     workers: int = 1,
     cluster: str | None = None,
     retry_failed: bool = False,
-    progress: Callable[[Tally], None] = no_tally,
+    progress: Callable[[Tally], None] = lambda _: None,
 ) -> Tally:
     """Measure the cells of the plans that the store does not have, and store them.
 
@@ -170,7 +168,7 @@ class _Session:
             cell = self.running.pop(future)
             # Dask gives up on a cell after it has killed several workers.
             killed = type(future.exception()).__name__ == "KilledWorker"
-            self._store(cell, _death(cell) if killed else future.result())
+            self._store(cell, cell.dead() if killed else future.result())
         if broken:
             self._restart()
 
@@ -178,7 +176,7 @@ class _Session:
         """Continue after a process of this machine has died."""
         for cell in self.running.values():
             if cell.key in self.suspected:
-                self._store(cell, _death(cell))
+                self._store(cell, cell.dead())
             else:
                 self.suspects.append(cell)
                 self.suspected.add(cell.key)
@@ -193,8 +191,3 @@ class _Session:
     def _count(self, status: Status, cell: Cell) -> None:
         self.tally = self.tally.add(status, claim=cell.claim.name)
         self.progress(self.tally)
-
-
-def _death(cell: Cell) -> Result:
-    """The result of a cell whose process died."""
-    return Result(cell.parameters, status="failed", error=_DIED, machine=machine())
