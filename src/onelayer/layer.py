@@ -210,8 +210,7 @@ class AttentionLayer:
                 f"mask has rows of shape {tuple(mask.shape[1:])}, "
                 f"expected {tuple(X.shape[1:2])}: one entry per token of X"
             )
-        work = partial(self._outputs, causal=causal)
-        row_shape = (int(X.shape[1]), self.out_dim)
+        work, row_shape = partial(self._outputs, causal=causal), (int(X.shape[1]), self.out_dim)
         return sources.mapped(work, given, row_shape, backend.floating(X).dtype)
 
     def _outputs(self, chunk: Chunk, causal: bool) -> Array:

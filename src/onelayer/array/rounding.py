@@ -19,15 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import cast
 
 import array_api_compat
 import numpy as np
 
 from onelayer.array import backend
-from onelayer.array.backend import Array
-
-Values: TypeAlias = np.ndarray[Any, Any]
+from onelayer.array.backend import Array, NumpyArray
 
 _MOST_ENTRIES = 100_000
 _USED = 0.3  # share of the nonzero entries that use the last bit or digit of their format
@@ -68,17 +66,17 @@ class _Format:
     lowest: int  # exponent of the smallest spacing
     largest: float
 
-    def spacing(self, values: Values) -> Values:
+    def spacing(self, values: NumpyArray) -> NumpyArray:
         _, exponents = np.frexp(values)
-        return cast(Values, np.ldexp(1.0, np.maximum(exponents - self.bits, self.lowest)))
+        return cast(NumpyArray, np.ldexp(1.0, np.maximum(exponents - self.bits, self.lowest)))
 
-    def holds(self, values: Values) -> bool:
+    def holds(self, values: NumpyArray) -> bool:
         if float(np.abs(values).max()) > self.largest:
             return False
         steps = values / self.spacing(values)
         return bool((steps == np.rint(steps)).all())
 
-    def is_used(self, values: Values) -> bool:
+    def is_used(self, values: NumpyArray) -> bool:
         """Whether the last bit is set in a good share of the values."""
         return bool(np.mean(np.abs(values / self.spacing(values)) % 2 == 1) >= _USED)
 
@@ -124,13 +122,13 @@ def rounding(array: Array) -> Rounding:
     return max(found, key=lambda one: one.error)
 
 
-def _rms_error(spacing: Values) -> float:
+def _rms_error(spacing: NumpyArray) -> float:
     """√(mean u² / 12), scaled so that squares of tiny spacings do not vanish."""
     largest = float(spacing.max())
     return largest * math.sqrt(float(np.mean((spacing / largest) ** 2)) / 12)
 
 
-def _decimals(nonzero: Values, error: float) -> Iterator[Rounding]:
+def _decimals(nonzero: NumpyArray, error: float) -> Iterator[Rounding]:
     """The coarsest rounding to decimals that the values agree with, if any."""
     largest = float(np.abs(nonzero).max())
     for places in range(_MOST_DIGITS + 1):
@@ -143,7 +141,7 @@ def _decimals(nonzero: Values, error: float) -> Iterator[Rounding]:
             return
 
 
-def _significant_digits(nonzero: Values, share: float, error: float) -> Iterator[Rounding]:
+def _significant_digits(nonzero: NumpyArray, share: float, error: float) -> Iterator[Rounding]:
     """The coarsest rounding to significant digits that the values agree with, if any."""
     # x = f · 10^e with 1 <= |f| < 10; powers are split so that none of them overflows.
     exponents = np.floor(np.log10(np.abs(nonzero)))
@@ -158,7 +156,7 @@ def _significant_digits(nonzero: Values, share: float, error: float) -> Iterator
             return
 
 
-def _is_decimal(steps: Values, error: float, fewest: int) -> bool:
+def _is_decimal(steps: NumpyArray, error: float, fewest: int) -> bool:
     """Whether steps are integers up to a relative error, and use their last digit.
 
     Multiples of 1/4 are decimals too, but all of them are multiples of 25 steps: the steps of

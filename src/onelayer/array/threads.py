@@ -23,7 +23,7 @@ def single_threaded_blas(operations: float) -> AbstractContextManager[Any]:
     A second thread gains nothing on such products and spins while it waits. On a busy machine that
     made small recoveries ten times slower.
     """
-    return nullcontext() if operations > _WORTH_SHARING else _one_thread()
+    return nullcontext() if operations > _WORTH_SHARING else _ONE_THREAD
 
 
 class _OneThread:
@@ -51,18 +51,15 @@ class _OneThread:
                 self._limit.restore_original_limits()
 
 
+_ONE_THREAD = _OneThread()  # shared by all Python threads
+
+
 def blas_threads(reference: Array) -> int:
     """How many threads BLAS may use for products of arrays like this one; 1 outside of numpy."""
     if not array_api_compat.is_numpy_array(reference):
         return 1
     pools = _thread_pools().select(user_api="blas").info()
     return max((int(pool["num_threads"]) for pool in pools), default=1)
-
-
-@cache
-def _one_thread() -> _OneThread:
-    """The one for this process."""
-    return _OneThread()
 
 
 @cache

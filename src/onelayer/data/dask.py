@@ -226,10 +226,9 @@ class DaskArrays(Storage):
 
     def chunks(self) -> tuple[Chunks[Chunk], Positions]:
         together = self._cut_alike()
-        lengths = together[0].chunks[0]
-        starts = np.append(0, np.cumsum(lengths, dtype=int))
-        whole = [i for i, length in enumerate(lengths) if length > 0]
-        begins = [int(starts[i]) for i in whole]
+        starts = np.append(0, np.cumsum(together[0].chunks[0], dtype=int))
+        whole = np.flatnonzero(together[0].chunks[0])
+        begins = starts[whole].tolist()
         # Optimised one by one, an array from which another is computed would be read twice.
         delayed = [array.to_delayed(optimize_graph=False).ravel()[whole] for array in together]
         client = _current_client()

@@ -47,15 +47,13 @@ class Functions(Storage):
         return lambda: map(work, self._pass())
 
     def _read(self, starts: Sequence[int], positions: Sequence[int]) -> Iterator[Chunk]:
-        wanted = iter(positions)
-        next_one = next(wanted, None)
+        wanted = set(positions)
         for i, chunk in enumerate(self._pass()):
             if [chunk.start + len(chunk)] != starts[i + 1 : i + 2]:
                 break
-            if i == next_one:
+            if i in wanted:
                 yield chunk
-                next_one = next(wanted, None)
-                if next_one is None:
+                if i == positions[-1]:
                     return
         raise ValueError(
             f"{', '.join(self.names)} gave other blocks than in the first pass, "

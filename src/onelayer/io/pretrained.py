@@ -208,7 +208,14 @@ def _check_parts(names: list[str], path: Path, place: str, family: ModelFamily) 
 def _number_of_heads(heads: int | None, path: Path, family: ModelFamily) -> int:
     """The given number, or else that of the configuration beside the file."""
     config = path.with_name("config.json")
-    settings = _settings(config)
+    settings: Any = {}
+    if config.exists():
+        try:
+            settings = json.loads(config.read_text("utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{config} is damaged, expected JSON: {error}") from error
+        if not isinstance(settings, dict):
+            raise ValueError(f"{config} holds a {type(settings).__name__}, expected an object")
     for name, plain in family.settings.items():
         if settings.get(name, plain) != plain:
             raise ValueError(
@@ -223,19 +230,6 @@ def _number_of_heads(heads: int | None, path: Path, family: ModelFamily) -> int:
             f"{config}: expected it there, or the argument heads="
         )
     return checks.positive_int(settings[family.heads], f"{family.heads} in {config}")
-
-
-def _settings(config: Path) -> dict[str, Any]:
-    """The settings in a configuration, none if there is no such file."""
-    if not config.exists():
-        return {}
-    try:
-        settings = json.loads(config.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{config} is damaged, expected JSON: {error}") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{config} holds a {type(settings).__name__}, expected an object")
-    return settings
 
 
 def packaged(package: str) -> Path:

@@ -70,7 +70,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Array]:
 @contextmanager
 def opened_safetensors(path: str | os.PathLike[str]) -> Iterator[Any]:
     """A safetensors file from which arrays are read one by one; a damaged one is refused."""
-    Path(path).open("rb").close()  # what is no file at all is refused in the words of the system
+    Path(path).open("rb").close()  # a missing file raises the error of the system
     try:
         with safetensors.safe_open(path, framework="np") as file:
             yield file

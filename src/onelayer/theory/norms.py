@@ -54,10 +54,8 @@ def flat_norm(tensor_norms: SquaredNorms, weights: Numbers) -> float:
     1.5
     """
     of_query, of_keys = float(np.sum(weights)) ** 2, backend.squared_norm(weights)
-    return math.fsum(
-        norm_constant(r + s, base=weights.size + 2)
-        * square
-        / math.comb(r + s, r)
-        * (of_keys if s else of_query)
-        for (r, s), square in tensor_norms.items()
-    )
+    terms = []
+    for (r, s), square in tensor_norms.items():
+        symmetric = norm_constant(r + s, base=weights.size + 2) * square / math.comb(r + s, r)
+        terms.append(symmetric * (of_keys if s else of_query))
+    return math.fsum(terms)
