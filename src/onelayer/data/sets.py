@@ -33,7 +33,6 @@ class SetRules:
     name: str = "X"
 
     def refuse_masked(self, X: Any) -> None:
-        """Refuse masked arrays of numpy."""
         backend.refuse_masked(X, self.name, ", with mask= for tokens that do not exist")
 
     def check_shape(self, shape: tuple[int, ...], described: str) -> None:
@@ -101,22 +100,19 @@ class Sets:
 
     def moments(self, weights: Array | None = None) -> TokenMoments:
         """Moments of all existing tokens before standardization, with weights (n,) of examples."""
-        parts = blocks.slices(len(self), 8 * self.longest * self.dim)
-        return reduce(operator.add, (self._moments(part, weights) for part in parts))
+        found = []
+        for part in blocks.slices(len(self), 8 * self.longest * self.dim):
+            tokens, mask = self._as_given(part)
+            there = np.ones(tokens.shape[:2], bool) if mask is None else backend.to_numpy(mask)
+            own = None if weights is None else backend.to_numpy(weights)[part]
+            repeated = None if own is None else np.repeat(own, there.sum(axis=1))
+            found.append(standardization.moments(backend.to_numpy(tokens)[there], repeated))
+        return reduce(operator.add, found)
 
     def largest(self) -> float:
         """The largest absolute value of a coordinate before standardization."""
         parts = blocks.slices(len(self), 8 * self.longest * self.dim)
         return max(backend.largest(self._as_given(part)[0]) for part in parts)
-
-    def _moments(self, part: slice, weights: Array | None) -> TokenMoments:
-        tokens, mask = self._as_given(part)
-        there = np.ones(tokens.shape[:2], dtype=bool) if mask is None else backend.to_numpy(mask)
-        values = backend.to_numpy(tokens)[there]
-        if weights is None:
-            return standardization.moments(values)
-        own = backend.to_numpy(weights)[part]
-        return standardization.moments(values, np.repeat(own, there.sum(axis=1)))
 
     def _as_given(self, part: slice) -> tuple[Array, Array | None]:
         if isinstance(self.tokens, list):
@@ -143,8 +139,6 @@ def is_collection_of_sets(X: Any) -> bool:
 
 def joined(parts: Sequence[Sets]) -> Sets:
     """Examples of several arrays in one."""
-    if len(parts) == 1:
-        return parts[0]
     xp = backend.namespace(parts[0].tokens)
     masks = [part.mask for part in parts if part.mask is not None]
     mask = xp.concat(masks, axis=0) if masks else None
@@ -161,21 +155,10 @@ def as_sets(X: Any, mask: Any = None, rules: SetRules = _RULES, start: int = 0) 
     (2, 2, 5)
     """
     rules.refuse_masked(X)
-    if backend.is_array(X) and not _holds_objects(X):
-        return _from_array(X, mask, rules, start)
-    if mask is not None:
-        raise ValueError("mask was given with a list of arrays, expected an array for a mask")
-    return _from_list(X, rules)
-
-
-def single_tokens(X: Array, tokens: int = 2) -> Sets:
-    """Rows of X (n, d) as examples of one token, repeated to be both query and key."""
-    xp = backend.namespace(X)
-    n, dim = X.shape
-    return Sets(xp.broadcast_to(X[:, None, :], (n, tokens, dim)), None, dim, tokens)
-
-
-def _from_array(X: Array, mask: Any, rules: SetRules, start: int) -> Sets:
+    if not backend.is_array(X) or _holds_objects(X):
+        if mask is not None:
+            raise ValueError("mask was given with a list of arrays, expected an array for a mask")
+        return _from_list(X, rules)
     shape, name = tuple(X.shape), rules.name
     if len(shape) != 3:
         raise ValueError(f"{name} has shape {shape}, expected three axes (examples, tokens, dim)")
@@ -190,25 +173,31 @@ def _from_array(X: Array, mask: Any, rules: SetRules, start: int) -> Sets:
     return Sets(X, _checked_mask(mask, X, rules, start), shape[2], shape[1])
 
 
+def single_tokens(X: Array, tokens: int = 2) -> Sets:
+    """Rows of X (n, d) as examples of one token, repeated to be both query and key."""
+    n, dim = X.shape
+    repeated = backend.namespace(X).broadcast_to(X[:, None, :], (n, tokens, dim))
+    return Sets(repeated, None, dim, tokens)
+
+
 def _checked_mask(mask: Any, X: Array, rules: SetRules, start: int) -> Array | None:
     if mask is None:
         return None
     checked = checks.key_mask(mask, X, start=start)
     xp = backend.namespace(checked)
     there = xp.astype(checked, xp.int64)
-    no_key = "mask leaves example {} with one token, expected at least a key and a query after it"
+    few = xp.sum(there, axis=1) < rules.least_tokens
+    refused = [(few, "with one token, expected at least a key and a query after it")]
     if rules.first:
-        no_query = "mask leaves example {} without its query, expected True for token 0"
-        _refuse_example(there[:, 0] == 0, no_query, start)
-        no_key = "mask leaves example {} without a key, expected at least one True after the query"
-    _refuse_example(xp.sum(there, axis=1) < rules.least_tokens, no_key, start)
+        refused = [
+            (there[:, 0] == 0, "without its query, expected True for token 0"),
+            (few, "without a key, expected at least one True after the query"),
+        ]
+    for bad, message in refused:
+        if bool(xp.any(bad)):
+            example = start + int(xp.argmax(xp.astype(bad, xp.int64)))
+            raise ValueError(f"mask leaves example {example} {message}")
     return checked
-
-
-def _refuse_example(bad: Array, message: str, start: int) -> None:
-    xp = backend.namespace(bad)
-    if bool(xp.any(bad)):
-        raise ValueError(message.format(start + int(xp.argmax(xp.astype(bad, xp.int64)))))
 
 
 def _from_list(X: Iterable[Any], rules: SetRules) -> Sets:
@@ -252,12 +241,8 @@ def _holds_objects(value: Any) -> bool:
 
 def _axes(value: Any) -> int:
     """The number of axes of an array, of nested lists, or of anything else."""
-    if hasattr(value, "shape"):
-        return len(value.shape)
     axes = 0
     while isinstance(value, list | tuple):
         axes += 1
         value = value[0] if value else None
-        if hasattr(value, "shape"):
-            return axes + len(value.shape)
-    return axes
+    return axes + len(getattr(value, "shape", ()))

@@ -98,10 +98,9 @@ def draw(
 ) -> AttentionMap:
     """Draw the heads; at depth 1 the first heads do not depend on their number.
 
-    `bias` is W_0: a number times the identity on the coordinates of the token, or a full matrix.
-    Random entries are drawn for the coordinates that may be nonzero: those of `varying` (dim,), all
-    for None, and those that positions add. The other entries are zero, so that the heads are those
-    of tokens without these coordinates.
+    `bias` is W_0, see `bias_matrix`. Random entries are drawn for the coordinates that may be
+    nonzero: those of `varying` (dim,), all for None, and those that positions add. The others are
+    zero, so that the heads are those of tokens without these coordinates.
     """
     streams, used = rng.spawn(depth), positions.used(varying)
     centre = bias_matrix(bias, positions)

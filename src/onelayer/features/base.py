@@ -24,7 +24,7 @@ from onelayer.data.standardization import Standardization
 from onelayer.features import examples, progress, queries, validation
 from onelayer.features.examples import ChunkReader, GivenExamples, OfSets, Summary
 from onelayer.features.models import Predictor, RidgeModel, RidgeProblem
-from onelayer.features.solvers.solution import RidgeSolution
+from onelayer.features.solvers.intercept import RidgeSolution
 
 
 class SetEstimator(BaseEstimator):
@@ -91,8 +91,7 @@ class SetEstimator(BaseEstimator):
 class RidgeEstimator(CallbackSupportMixin, SetEstimator):
     """An estimator fitted by ridge regression; subclasses define `_draw`.
 
-    Coefficients are kept in `coef_`, (targets, features) as in scikit-learn, unless `_keep` and
-    `_kept` are overridden.
+    `_keep` stores coefficients (rows, targets) as a public attribute, and `_kept` returns them.
     """
 
     _all_in_memory = False  # whether the model needs all examples at once
@@ -102,11 +101,9 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator):
         raise NotImplementedError
 
     def _keep(self, coefficients: Array, flat: bool) -> None:
-        """Keep coefficients (rows, targets) as a public attribute."""
         self.coef_ = coefficients[:, 0] if flat else coefficients.T
 
     def _kept(self) -> Array:
-        """The coefficients (rows, targets) that `_keep` was given."""
         check_is_fitted(self, "coef_")
         return self.coef_[:, None] if self.coef_.ndim == 1 else self.coef_.T
 
@@ -123,7 +120,7 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator):
             Weights of the examples.
         """
         self._forget()
-        problem = ridge_problem(self, X, y, mask, sample_weight)
+        problem = ridge_problem(self, X, y, mask, sample_weight, first=None)
         self._model, (found,) = solve(self, problem, [len(problem)], "fit")
         coefficients = found.coefficients
         validation.check_no_overflow(coefficients, "features", problem.sets, problem.largest)
@@ -157,12 +154,7 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator):
 
 
 def ridge_problem(
-    estimator: RidgeEstimator,
-    X: Any,
-    y: Any,
-    mask: Any,
-    sample_weight: Any = None,
-    first: int | None = None,
+    estimator: RidgeEstimator, X: Any, y: Any, mask: Any, sample_weight: Any, first: int | None
 ) -> RidgeProblem:
     """Checked parameters and examples of a fit; tokens are standardized by the first examples."""
     alpha = validation.as_alpha(estimator.alpha)

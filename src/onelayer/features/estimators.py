@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -16,17 +17,10 @@ from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 from onelayer.array import backend, checks
 from onelayer.array.backend import Array, NumpyArray
 from onelayer.data.sets import SetRules, Sets
-from onelayer.features import (
-    activations,
-    attention_features,
-    mlp_features,
-    queries,
-    scores,
-    validation,
-)
+from onelayer.features import attention_features, mlp_features, queries, scores, validation
 from onelayer.features.base import RidgeEstimator, SetEstimator
 from onelayer.features.kernels.functions import attention_kernel_for
-from onelayer.features.models import FeatureModel, FeatureTransformer, KernelModel, RidgeModel
+from onelayer.features.models import FeatureModel, KernelModel, RidgeModel, features_of
 from onelayer.features.positions import PositionalEncoding
 
 # Estimators are dataclasses of their parameters: scikit-learn reads them from `__init__`.
@@ -41,8 +35,8 @@ def _draw_attention(estimator: Any, sets: Sets) -> attention_features.AttentionM
     rng = validation.generator(estimator.random_state)
     seed = int(rng.integers(2**63))
     encoding = PositionalEncoding(estimator.positions, sets.dim, sets.longest, seed)
-    query, relu = queries.checked(estimator.query), activations.get("relu")
-    drawn = attention_features.draw(heads, bias, encoding, depth, rng, query, sets.varying, relu)
+    query = queries.checked(estimator.query)
+    drawn = attention_features.draw(heads, bias, encoding, depth, rng, query, sets.varying)
     return drawn.like(sets.sample)
 
 
@@ -201,8 +195,8 @@ class RandomFeatureMLP(Regressor):
 
     def _draw(self, sets: Sets) -> RidgeModel:
         features = checks.positive_int(self.features, "features")
-        rng, relu = validation.generator(self.random_state), activations.get("relu")
-        drawn = mlp_features.draw(features, sets.longest, sets.dim, rng, sets.varying, relu)
+        rng = validation.generator(self.random_state)
+        drawn = mlp_features.draw(features, sets.longest, sets.dim, rng, sets.varying)
         return FeatureModel(drawn.like(sets.sample))
 
 
@@ -370,8 +364,8 @@ class AttentionFeatures(TransformerMixin, SetEstimator):
     def transform(self, X: Any, mask: Any = None) -> Array:
         """The features of every example, (n, n_features_out_)."""
         check_is_fitted(self, "n_features_out_")
-        transformer = FeatureTransformer(self._map, self.device)
-        return self._apply(transformer, self._map.weights, X, mask, "transform")
+        work = partial(features_of, self._map, self.device)
+        return self._apply(work, self._map.weights, X, mask, "transform")
 
     def get_feature_names_out(self, input_features: Any = None) -> NumpyArray:
         """A name for every feature: its head, and the coordinate of the token that it weighs."""

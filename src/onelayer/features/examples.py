@@ -62,7 +62,6 @@ class ChunkReader:
         return self.rules.name, "mask", self.rules.name.replace("X", "y"), "sample_weight"
 
     def sets(self, chunk: Chunk) -> Sets:
-        """The checked sets of a chunk."""
         X, mask, *_ = chunk.arrays
         if isinstance(X, Sets):  # in memory they are checked before anything else
             return X
@@ -70,7 +69,6 @@ class ChunkReader:
         return sets_module.as_sets(X, mask, self.rules, chunk.start)
 
     def read(self, chunk: Chunk) -> CheckedChunk:
-        """All of a chunk, checked."""
         *_, y, weights = chunk.arrays
         sets = self.sets(chunk)
         weights = self.weight if weights is None else weights
@@ -114,18 +112,12 @@ class GivenExamples:
 
     @cached_property
     def checked(self) -> Chunks[CheckedChunk | Exception]:
-        """All of it in checked chunks, with an exception in the place of a chunk that is refused.
-
-        As values, exceptions keep the order of the chunks: the first one is raised.
-        """
+        """All of it, checked; a refused chunk is its exception, so that the first one is raised."""
         lengths = self.source.lengths if self.streamed else None
         return self.source.chunks.map(_read, self.reader, lengths)
 
     def summarize(self, first: int | None = 0) -> Summary:
-        """Check all chunks in one pass and raise the first error.
-
-        Moments are those of the tokens of the first examples, of all for None.
-        """
+        """Check all chunks; moments are those of the first examples, of all for None."""
         first = len(self.source) if first is None else first
         found = self.checked.map(_summarize, self.reader.labels, first).reduce(_merge)
         if found.error is not None:

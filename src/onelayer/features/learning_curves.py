@@ -17,7 +17,7 @@ from onelayer.features import base, scores, validation
 from onelayer.features.estimators import Regressor
 from onelayer.features.models import RidgeModel
 from onelayer.features.scores import TargetSpread
-from onelayer.features.solvers.solution import RidgeSolution
+from onelayer.features.solvers.intercept import RidgeSolution
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def learning_curve(
         )
     model = clone(estimator)
     checked = validation.as_sizes(sizes)
-    problem = base.ridge_problem(model, X, y, mask, first=checked[-1])
+    problem = base.ridge_problem(model, X, y, mask, None, first=checked[-1])
     if checked[-1] > len(problem):
         raise ValueError(
             f"sizes go up to {checked[-1]}, expected at most {len(problem)}, the examples of X"

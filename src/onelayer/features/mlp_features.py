@@ -59,10 +59,7 @@ def draw(
     varying: NumpyArray | None = None,
     activation: Activation = RELU,
 ) -> MLPMap:
-    """Draw the neurons; the first ones do not depend on their number.
-
-    Weights are drawn for the coordinates of a token that are `varying` (dim,), all for None.
-    """
+    """Draw neurons for `varying` (dim,) coordinates; the first do not depend on their number."""
     varying = np.ones(dim, bool) if varying is None else varying
     used = np.append(np.tile(varying, tokens), True)
     weights = masked_normal(rng, np.ones(features, bool), used) / np.sqrt(tokens + 1)

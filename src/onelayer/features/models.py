@@ -1,9 +1,9 @@
 """Feature maps and kernels as models that solve ridge problems and predict.
 
 `solve` gives coefficients for the first s examples for every s of `sizes`, and `predict` the
-predictions of several sets of coefficients in one pass over examples. An estimator fits one size
-and a learning curve many in the same way. Models compute on the device of the problem and return
-arrays of the kind and on the device of the examples.
+predictions of several sets of coefficients, without intercepts, in one pass over examples. An
+estimator fits one size and a learning curve many in the same way. Models compute on the device of
+the problem and return arrays of the kind and on the device of the examples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onelayer.features.kernels.base import Kernel
 from onelayer.features.progress import Track
 from onelayer.features.solvers import design, ridge
 from onelayer.features.solvers.design import Design, FeatureMap, Panels
-from onelayer.features.solvers.solution import Alpha, RidgeSolution
+from onelayer.features.solvers.intercept import Alpha, RidgeSolution
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +60,7 @@ class RidgeProblem:
 
 
 def _largest(chunk: Chunk) -> float:
-    sets: Sets = chunk.arrays[0]
-    return sets.largest()
+    return float(chunk.arrays[0].largest())
 
 
 class RidgeModel(Protocol):
@@ -87,9 +86,9 @@ class FeatureModel:
         return [one.as_device(kind) for one in found]
 
     def predict(self, sets: Sets, coefficients: list[Array], device: str | None) -> list[Array]:
-        xp = backend.namespace(coefficients[0])
         panels = Panels(self.features, sets, sample=backend.place(sets.sample, device))
-        together = panels.product(xp.concat(coefficients, axis=1))
+        together = backend.namespace(coefficients[0]).concat(coefficients, axis=1)
+        together = panels.product(together)
         together = backend.as_device(together, sets.sample)
         count = coefficients[0].shape[1]
         return [together[:, i * count : (i + 1) * count] for i in range(len(coefficients))]
@@ -151,26 +150,19 @@ class Predictor:
         if self.classes is None:
             return found
         xp, classes = backend.namespace(found), self.classes
-        positive = xp.astype(found > 0, xp.int64)
-        index = positive if self.flat else xp.argmax(found, axis=1)
+        index = xp.astype(found > 0, xp.int64) if self.flat else xp.argmax(found, axis=1)
         return backend.namespace(classes).take(classes, backend.as_device(index, classes), axis=0)
 
 
-@dataclass(frozen=True)
-class FeatureTransformer:
-    """A feature map: the features of sets, (n, features)."""
-
-    features: FeatureMap
-    device: str | None
-
-    def __call__(self, sets: Sets) -> Array:
-        kind, there = sets.sample, backend.place(sets.sample, self.device)
-        panels = Panels(self.features, sets, sample=there)
-        if backend.device(there) == backend.device(kind):
-            features = panels.by_rows(slice(0, len(sets)))
-        else:  # a GPU may not have memory for all of them
-            features = backend.zeros((panels.rows, panels.columns), kind)
-            for part in panels.row_panels():
-                features[part, :] = backend.as_device(panels.by_rows(part), kind)
-        validation.check_no_overflow(features, "features", sets)
-        return features
+def features_of(feature_map: FeatureMap, device: str | None, sets: Sets) -> Array:
+    """The features of sets, (n, features), computed on a device."""
+    kind, there = sets.sample, backend.place(sets.sample, device)
+    panels = Panels(feature_map, sets, sample=there)
+    if backend.device(there) == backend.device(kind):
+        features = panels.by_rows(slice(0, len(sets)))
+    else:  # a GPU may not have memory for all of them
+        features = backend.zeros((panels.rows, panels.columns), kind)
+        for part in panels.row_panels():
+            features[part, :] = backend.as_device(panels.by_rows(part), kind)
+    validation.check_no_overflow(features, "features", sets)
+    return features

@@ -46,10 +46,7 @@ class PositionalEncoding:
         return self.dim + (self.longest if self.kind == "onehot" else 0)
 
     def used(self, varying: NumpyArray | None) -> NumpyArray:
-        """Which coordinates of an encoded token and its constant 1 may be nonzero.
-
-        `varying` (dim,) are those of the token itself; None stands for all.
-        """
+        """Which coordinates of [encoded token; 1] may be nonzero, from those of the token."""
         used = np.ones(self.encoded_dim + 1, bool)
         if varying is not None and self.kind in (None, "onehot"):
             used[: self.dim] = varying

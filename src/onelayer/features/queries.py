@@ -21,17 +21,15 @@ KINDS = ("first", "mean", "last", "none")
 
 
 def checked(query: Any) -> str:
-    """A kind of query, checked."""
+
     if not isinstance(query, str) or query not in KINDS:
-        expected = ", ".join(map(repr, KINDS))
-        raise ValueError(f"query is {query!r}, expected one of {expected}")
+        raise ValueError(f"query is {query!r}, expected one of {', '.join(map(repr, KINDS))}")
     return query
 
 
 def rules(query: Any, name: str) -> SetRules:
     """What examples must have for a kind of query: a query and a key, or a key."""
-    least = 2 if checked(query) in ("first", "last") else 1
-    return SetRules(least, query == "first", name)
+    return SetRules(2 if checked(query) in ("first", "last") else 1, query == "first", name)
 
 
 def keys(query: str, tokens: int) -> int:
@@ -46,23 +44,18 @@ def with_query_first(tokens: Array, mask: Array | None, query: str) -> tuple[Arr
     xp = backend.namespace(tokens)
     if query == "last" and mask is None:
         return xp.concat([tokens[:, -1:, :], tokens[:, :-1, :]], axis=1), None
-    share = _shares(tokens, mask, query)
+    shape = tuple(tokens.shape[:2])
+    there = backend.ones(shape, tokens) if mask is None else xp.astype(mask, tokens.dtype)
+    if query == "none":
+        share = backend.zeros(shape, tokens)
+    elif query == "mean":
+        share = there / xp.sum(there, axis=1, keepdims=True)
+    else:
+        later = xp.flip(xp.cumulative_sum(xp.flip(there, axis=1), axis=1), axis=1)
+        share = there * xp.astype(later == 1, tokens.dtype)
     found = xp.sum(tokens * share[:, :, None], axis=1, keepdims=True)
     if mask is not None:
         first = xp.ones((mask.shape[0], 1), dtype=mask.dtype, device=backend.device(mask))
         left = mask & (share == 0) if query == "last" else mask
         mask = xp.concat([first, left], axis=1)
     return xp.concat([found, tokens], axis=1), mask
-
-
-def _shares(tokens: Array, mask: Array | None, query: str) -> Array:
-    """The weights of tokens in the query, (b, T)."""
-    xp = backend.namespace(tokens)
-    shape = tuple(tokens.shape[:2])
-    if query == "none":
-        return backend.zeros(shape, tokens)
-    there = backend.ones(shape, tokens) if mask is None else xp.astype(mask, tokens.dtype)
-    if query == "mean":
-        return there / xp.sum(there, axis=1, keepdims=True)
-    later = xp.flip(xp.cumulative_sum(xp.flip(there, axis=1), axis=1), axis=1)
-    return there * xp.astype(later == 1, tokens.dtype)

@@ -20,10 +20,7 @@ from onelayer.data.sets import SetRules, Sets
 
 
 def as_sets(X: Any, mask: Any, rules: SetRules, check_rows: Callable[[Any], Any]) -> Sets:
-    """X in memory, in any of its forms; `check_rows` checks a two-dimensional X in numpy.
-
-    A row of it is one token, repeated to have the fewest tokens of an example.
-    """
+    """X in memory, in any form; `check_rows` checks a two-dimensional X of single tokens."""
     rules.refuse_masked(X)
     sources.refuse_generator(X, rules.name)
     if sets_module.is_collection_of_sets(X):
@@ -122,10 +119,7 @@ def _check_rows(y: Array, examples: Sets, name: str) -> None:
 def check_no_overflow(
     values: Array, what: str, examples: Sets, largest: Callable[[], float] | None = None
 ) -> None:
-    """Refuse tokens so large that values computed from them overflow.
-
-    `largest` finds the largest entry of all examples, by default of `examples`.
-    """
+    """Refuse tokens so large that values overflow; `largest` finds the largest entry of all."""
     if not backend.is_finite(values):
         entry = (largest or examples.largest)()
         raise ValueError(

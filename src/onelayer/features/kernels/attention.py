@@ -98,7 +98,6 @@ class Side(NamedTuple):
     preactivations: Preactivations  # (n, N)
 
     def part(self, examples: slice, keys: slice) -> Side:
-        """Some of the examples, with some of their keys."""
         return Side(
             self.queries[examples, :],
             self.keys[examples, keys, :],

@@ -23,10 +23,7 @@ _TILE = 256  # examples on one side of a tile of a Gram matrix, at least
 
 
 class Kernel(Protocol):
-    """A kernel between examples.
-
-    `prepare` computes what depends on one side only, `block` the kernel of two prepared sides.
-    """
+    """A kernel between examples."""
 
     @property
     def activation(self) -> Activation:
@@ -76,19 +73,16 @@ def matrix(
     return backend.as_device(found, sets.sample)
 
 
-def block_pairs(activation: Activation, reference: Array, extra: int = 2) -> int:
-    """How many pairs fit a block whose working arrays stay in cache, or more on a GPU.
-
-    `extra` arrays are in use beside those of the activation.
-    """
-    return max(1, blocks.block_bytes(reference) // (8 * (activation.work + extra)))
+def block_pairs(activation: Activation, reference: Array) -> int:
+    """How many pairs fit a block whose working arrays stay in cache, or more on a GPU."""
+    # Two arrays are in use beside those of the activation.
+    return max(1, blocks.block_bytes(reference) // (8 * (activation.work + 2)))
 
 
 def tile_size(activation: Activation, reference: Array, pairs: int) -> int:
-    """How many examples are on one side of a tile of a Gram matrix.
+    """Examples on one side of a tile of a Gram matrix whose entries sum over `pairs` each.
 
-    If entries sum over few `pairs`, a tile is as large as a block of pairs: thousands of examples
-    on a GPU and a few hundred on a CPU.
+    A tile is as large as a block of pairs, but at least `_TILE`.
     """
     return max(_TILE, math.isqrt(block_pairs(activation, reference) // max(1, pairs)))
 

@@ -7,6 +7,7 @@ take a `PairwiseKernel` whose metric calls `attention_kernel` on a pair of examp
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -135,8 +136,5 @@ def _checked_sides(
 
 
 def _checked(X: Any, mask: Any, rules: SetRules) -> Sets:
-    def check_rows(rows: Any) -> Any:
-        rows = validation.in_numpy(rows)
-        return check_array(rows, dtype=np.float64, input_name=rules.name)
-
-    return validation.as_sets(X, mask, rules, check_rows)
+    check = partial(check_array, dtype=np.float64, input_name=rules.name)
+    return validation.as_sets(X, mask, rules, lambda rows: check(validation.in_numpy(rows)))

@@ -20,11 +20,6 @@ class MLPKernel:
     tokens: int  # of an example after padding
     activation: Activation
 
-    @property
-    def std(self) -> float:
-        """The standard deviation of a weight."""
-        return float((self.tokens + 1) ** -0.5)
-
     def like(self, reference: Array) -> Self:  # noqa: ARG002 - there are no arrays to convert
         return self
 
@@ -36,17 +31,17 @@ class MLPKernel:
 
     def block(self, rows: Array, columns: Array) -> Array:
         """The kernel between rows (n, P) and columns (n', P), none of them zero."""
-        moments = self.activation.closed_form()
+        moments, std = self.activation.closed_form(), float((self.tokens + 1) ** -0.5)
         norms, other_norms = base.norms(rows), base.norms(columns)
         kernel = (rows / norms[:, None]) @ backend.transpose(columns / other_norms[:, None])
         width = max(1, kernel.shape[1])
         height = max(1, base.block_pairs(self.activation, kernel) // width)
         work = backend.empty((self.activation.work, min(height, kernel.shape[0]), width), kernel)
-        across = Preactivations(self.std * other_norms, None)
+        across = Preactivations(std * other_norms, None)
         for part in blocks.slices(kernel.shape[0], 1, height):
-            down = Preactivations(self.std * norms[part, None], None)
+            down = Preactivations(std * norms[part, None], None)
             moments(down, across, kernel[part, :], work[:, : part.stop - part.start, :])
         if self.activation.homogeneous:
-            kernel *= self.std**2 * norms[:, None]
+            kernel *= std**2 * norms[:, None]
             kernel *= other_norms
         return kernel

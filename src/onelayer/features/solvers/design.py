@@ -137,8 +137,8 @@ class Panels:
         """Memory for a panel, reused: allocating it anew is slow."""
         if self._memory is None or self._memory.shape[0] < rows * columns:
             self._memory = backend.zeros((rows * columns,), self.sample)
-        xp = backend.namespace(self._memory)
-        return xp.reshape(self._memory[: rows * columns], (rows, columns))
+        found = self._memory[: rows * columns]
+        return backend.namespace(found).reshape(found, (rows, columns))
 
     def _blocks(self, start: int, stop: int) -> list[slice]:
         """Slices of examples whose tokens take a small part of a cache."""
@@ -220,5 +220,4 @@ def _on_panels(
     feature_map, sample = features
     sets, targets, scale = chunk.arrays
     panels = Panels(feature_map, sets, scale, sample)
-    found: T = work(panels, backend.as_device(targets, sample), *shared, progress)
-    return found
+    return work(panels, backend.as_device(targets, sample), *shared, progress)

@@ -32,8 +32,23 @@ from typing import NamedTuple
 import numpy as np
 
 from onelayer.array import backend, linalg
-from onelayer.array.backend import Array
-from onelayer.features.solvers.solution import RidgeSolution
+from onelayer.array.backend import Array, NumpyArray
+
+Alpha = float | None  # the penalty; None if it is chosen by leave-one-out
+
+
+class RidgeSolution(NamedTuple):
+    """Coefficients and intercept, one column for each target."""
+
+    coefficients: Array  # (rows, t)
+    alphas: NumpyArray  # (t,), the penalty of every target
+    intercept: Array  # (t,), zeros without an intercept
+
+    def as_device(self, reference: Array) -> RidgeSolution:
+        """The same in the namespace and on the device of `reference`."""
+        coefficients = backend.as_device(self.coefficients, reference)
+        intercept = backend.as_device(self.intercept, reference)
+        return self._replace(coefficients=coefficients, intercept=intercept)
 
 
 def mean_target(ones: Array, targets: Array) -> Array:

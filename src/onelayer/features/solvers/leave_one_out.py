@@ -16,7 +16,7 @@ the sum of the weights.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,8 +26,7 @@ from onelayer.data.progress import Progress
 from onelayer.features.progress import Track, ticking
 from onelayer.features.solvers import intercept
 from onelayer.features.solvers.design import Design, Panels
-from onelayer.features.solvers.intercept import Centre, FeatureSums, Reflection
-from onelayer.features.solvers.solution import RidgeSolution
+from onelayer.features.solvers.intercept import Centre, FeatureSums, Reflection, RidgeSolution
 
 _PATH = np.logspace(-12, 1, 53)  # multiples of the largest eigenvalue, four a decade
 
@@ -74,27 +73,17 @@ def by_features(design: Design, sums: FeatureSums, track: Track) -> tuple[Array,
         values, path = _above_noise(values, sums.centre.size)
     rotated = backend.transpose(vectors) @ sums.moments
     inverse, size = _inverse(values, path), _nonzero(sums.largest)
-    spectrum = _LeaveOneOutFactors(vectors, inverse, rotated, size, sums.centre)
-    ticks = ticking(track, design.steps, "left out")
-    errors = design.sum(_left_out, spectrum, progress=ticks)
+    spectrum = (vectors, inverse, rotated, size, sums.centre)
+    errors = design.sum(_left_out, spectrum, progress=ticking(track, design.steps, "left out"))
     return _with_the_best(values, vectors, rotated, path, errors)
 
 
-class _LeaveOneOutFactors(NamedTuple):
-    """What the leave-one-out errors of a chunk are computed from."""
-
-    vectors: Array  # (p, p)
-    inverse: Array  # (p, alphas)
-    rotated: Array  # (p, t)
-    size: Array  # (t,)
-    centre: Centre | None
+_Spectrum: TypeAlias = tuple[Array, Array, Array, Array, Centre | None]
 
 
-def _left_out(
-    phi: Panels, targets: Array, spectrum: _LeaveOneOutFactors, progress: Progress
-) -> NumpyArray:
+def _left_out(phi: Panels, targets: Array, spectrum: _Spectrum, progress: Progress) -> NumpyArray:
     """The squared errors of all examples when they are left out, (alphas, t)."""
-    vectors, inverse, rotated, size, centre = spectrum
+    vectors, inverse, rotated, size, centre = spectrum  # (p, p), (p, alphas), (p, t), (t,)
     xp = backend.namespace(vectors)
     errors = np.zeros((inverse.shape[1], targets.shape[1]))
     panels = phi.row_panels()

@@ -103,24 +103,16 @@ def _approximate_inverse(
     lower = linalg.cholesky(kernel)
     if lower is None:
         return None
-    together = xp.stack(spikes, axis=1)
-    woodbury = _woodbury(lower, together, Columns(columns.sizes, len(spikes)))
-    return _Inverse(lower, backend.double(together), woodbury, columns)
-
-
-def _woodbury(lower: Array, spikes: Array, columns: Columns) -> list[Array]:
-    """(L Lᵀ)⁻¹ U (1 + Uᵀ (L Lᵀ)⁻¹ U)⁻¹ on the first s examples, for every size s."""
-    xp = backend.namespace(spikes)
-    right = columns.side_by_side([spikes[:size, :] for size in columns.sizes])
-    solved = columns.split(backend.double(nested_sizes.solve(lower, right, columns)))
-    transposed = backend.transpose(backend.double(spikes))
-    one = xp.eye(spikes.shape[1], dtype=transposed.dtype, device=backend.device(spikes))
-    return [
-        backend.transpose(
-            xp.linalg.solve(one + backend.transpose(transposed @ z), backend.transpose(z))
-        )
-        for z in solved
-    ]
+    together, wide = xp.stack(spikes, axis=1), Columns(columns.sizes, len(spikes))
+    right = wide.side_by_side([together[:size, :] for size in wide.sizes])
+    solved = wide.split(backend.double(nested_sizes.solve(lower, right, wide)))
+    together = backend.double(together)
+    one = xp.eye(len(spikes), dtype=together.dtype, device=backend.device(together))
+    woodbury = []
+    for z in solved:
+        inner = one + backend.transpose(backend.transpose(together) @ z)
+        woodbury.append(backend.transpose(xp.linalg.solve(inner, backend.transpose(z))))
+    return _Inverse(lower, together, woodbury, columns)
 
 
 def _predictions(phi: Panels, dual: Array, columns: Columns, track: Track) -> tuple[Array, Array]:

@@ -34,9 +34,14 @@ from onelayer.data.progress import Progress
 from onelayer.features.progress import Track, ticking, untracked
 from onelayer.features.solvers import intercept, leave_one_out, mixed_precision, nested_sizes
 from onelayer.features.solvers.design import Design, Panels
-from onelayer.features.solvers.intercept import BorderedTargets, FeatureSums, Reflection
+from onelayer.features.solvers.intercept import (
+    Alpha,
+    BorderedTargets,
+    FeatureSums,
+    Reflection,
+    RidgeSolution,
+)
 from onelayer.features.solvers.nested_sizes import Columns
-from onelayer.features.solvers.solution import Alpha, RidgeSolution
 
 _MIXED_FROM = 2e10  # operations; smaller problems are solved in float64
 _LARGEST_ALPHA = 1e30  # that does not overflow in float32
@@ -136,8 +141,7 @@ def _shifted(matrix: Array, alpha: float) -> Array:
 
 
 def _solved(lower: Array, right: Array) -> Array:
-    forward = linalg.solve_lower(lower, right)
-    return linalg.solve_lower(lower, forward, transposed=True)
+    return linalg.solve_lower(lower, linalg.solve_lower(lower, right), transposed=True)
 
 
 def _warn_singular(alpha: float) -> None:
@@ -157,8 +161,7 @@ def _smallest(matrix: Array, right: Array, rounding: float = 0.0) -> Array:
     values, vectors = linalg.eigh(matrix)
     noise = matrix.shape[0] * backend.epsilon(matrix) * (float(values[-1]) + rounding)
     safe = xp.where(values > noise, values, xp.inf * xp.ones_like(values))
-    rotated = backend.transpose(vectors) @ right
-    return vectors @ (rotated / safe[:, None])
+    return vectors @ ((backend.transpose(vectors) @ right) / safe[:, None])
 
 
 # From features, by n x n products
