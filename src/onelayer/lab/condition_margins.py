@@ -4,8 +4,6 @@ A cell has two values for every condition: the measured one under its name, and 
 "holds" whether it holds or, of several layers, in which share of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -24,9 +22,9 @@ GROUPS = {
     "projections can be told apart": ("sum size", "sum conditioning", "projection independence"),
 }
 # The needed values are the same for all layers.
-_ASKED = conditions(AttentionLayer.random(heads=2, dim=2))
+ASKED = conditions(AttentionLayer.random(heads=2, dim=2))
 # A ratio to 0 says nothing: every layer has singular gaps of at least 0.
-COMPARED = tuple(name for names in GROUPS.values() for name in names if _ASKED[name].needed > 0)
+COMPARED = tuple(name for names in GROUPS.values() for name in names if ASKED[name].needed > 0)
 
 
 def held(results: Results, name: str) -> float:
@@ -34,14 +32,9 @@ def held(results: Results, name: str) -> float:
     return float(np.mean(results.numbers(f"{name} holds")))
 
 
-def needed(name: str) -> float:
-    """The value that a condition needs."""
-    return _ASKED[name].needed
-
-
 def margin(name: str, measured: float) -> float:
     """How many times better than needed; below 1 the condition fails."""
-    asked = _ASKED[name]
+    asked = ASKED[name]
     better = (measured, asked.needed) if asked.at_least else (asked.needed, measured)
     return better[0] / better[1] if better[1] > 0 else math.inf
 

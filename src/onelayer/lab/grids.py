@@ -1,7 +1,5 @@
 """Cells of claims whose methods or models have settings of their own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from onelayer.lab.claim import Parameters, Settings, Value, grid

@@ -6,8 +6,6 @@ and a sum with equal singular values. The first step of a family meets all condi
 the worst.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -161,10 +159,7 @@ def low_rank(step: float, shape: LayerShape, rng: np.random.Generator) -> Attent
 
 FAMILIES = {
     "distance": LayerFamily(
-        angle,
-        "degrees between heads",
-        (90, 60, 45, 30, 20, 10, 5, 1),
-        ("distance", "incoherence"),
+        angle, "degrees between heads", (90, 60, 45, 30, 20, 10, 5, 1), ("distance", "incoherence")
     ),
     "opposite": LayerFamily(
         angle,

@@ -1,9 +1,5 @@
 """Layers to recover, and errors of results, for the claims of the second paper."""
 
-from __future__ import annotations
-
-import math
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -55,18 +51,6 @@ def fewest_examples(heads: int, dim: int, tokens: int, out_dim: int) -> float:
     """
     by_outputs = heads * dim * (dim + out_dim) / (tokens * out_dim)
     return max(by_outputs, dim * dim / (tokens * (tokens - 1)))
-
-
-def growing(first: float, step: float, largest: float) -> Iterator[int]:
-    """Whole numbers from `first` to `largest`, each `step` times the one before.
-
-    >>> list(growing(3, 2.0, 20))
-    [3, 6, 12]
-    """
-    size = first
-    while math.ceil(size) <= largest:
-        yield math.ceil(size)
-        size *= step
 
 
 def ended(found: Recovery, layer: AttentionLayer) -> dict[str, Any]:

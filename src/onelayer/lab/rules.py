@@ -1,7 +1,5 @@
 """Parts that the rules of several claims share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -45,7 +45,10 @@ def judge(results: Results) -> list[Check]:
     ratios = _ratios(results)
     most = max(ratios.of("examples"))
     last = {t: ratios.where(examples=most).median(t) for t in WEIGHTED.values()}
-    best = {t: _best(ratios, t) for t in (LINEAR, *WEIGHTED.values())}
+    best = {  # the least ratio over the sample sizes, and its size
+        t: min((ratio, n) for n, ratio in ratios.medians(t, by="examples").items())
+        for t in (LINEAR, *WEIGHTED.values())
+    }
     return [
         *(
             Check(
@@ -66,11 +69,6 @@ def judge(results: Results) -> list[Check]:
             best[LINEAR][0] > HELPS,
         ),
     ]
-
-
-def _best(ratios: Results, target: str) -> tuple[float, int]:
-    """The least ratio over the sample sizes, and its size."""
-    return min((ratio, n) for n, ratio in ratios.medians(target, by="examples").items())
 
 
 def _ratios(results: Results) -> Results:

@@ -103,7 +103,7 @@ def draw(results: Results, figure: figures.Figure) -> None:
     counts = sorted({_heads(shape) for shape in results.of("shape")})
     heads = np.linspace(counts[0], counts[-1], 50)
     figures.predicted(right, list(heads), list(heads**-0.5), "orthogonal: $1/\\sqrt{m}$")
-    asked = condition_margins.needed("hull distance")
+    asked = condition_margins.ASKED["hull distance"].needed
     right.axhline(asked, color="black", linestyle=":", linewidth=1, label="needed")
     right.set_xticks(counts)
     right.set(xlabel="heads $m$", ylabel="distance of 0 from the hull / norm")

@@ -65,7 +65,15 @@ def judge(results: Results) -> list[Check]:
         raise Undecided(f"the largest size is too small for an error of {ERROR}")
     worst = [max(found) for found in growths.values() if found]
     return [
-        *(_fast_enough(name, found) for name, found in rates.items() if found),
+        *(
+            Check(
+                f"from {ERROR} on the error on {t} falls as n^{RATE} or faster, predicted n^-0.5",
+                f"n^{max(found):.2f}, the slowest of {len(found)}",
+                max(found) <= RATE,
+            )
+            for t, found in rates.items()
+            if found
+        ),
         Check(
             f"examples needed grow with d no faster than predicted, up to {SLACK:g} times",
             "; ".join(text for _, text in worst),
@@ -90,14 +98,6 @@ def _curves(results: Results) -> Iterator[tuple[int, float, Results]]:
     for dim, of_dim in results.by("dim"):
         for noise, part in of_dim.by("noise"):
             yield dim, noise, part
-
-
-def _fast_enough(name: str, rates: list[float]) -> Check:
-    return Check(
-        f"from {ERROR} on the error on {name} falls as n^{RATE} or faster, predicted n^-0.5",
-        f"n^{max(rates):.2f}, the slowest of {len(rates)}",
-        max(rates) <= RATE,
-    )
 
 
 def _growths(results: Results, name: str) -> Iterator[tuple[float, str]]:

@@ -167,25 +167,20 @@ def draw(results: Results, figure: figures.Figure) -> None:
     panels = figure.subplots(1, len(results.of("tokens")), sharey=True, squeeze=False)[0]
     for axes, (tokens, part) in zip(panels, results.by("tokens"), strict=True):
         figures.curves(axes, at_least(part), "heads", "times", "layer", NAMES.__getitem__)
-        draw_not_learned(axes, part)
-        heads = part.of("heads")
+        (largest,), heads = part.of("largest"), part.of("heads")
+        # Arrows up from medians that are bounds only, since most seeds were not learned.
+        for number, layer in enumerate(part.of("layer")):
+            arrow = {"arrowstyle": "->", "color": figures.COLOURS[number]}
+            for count, times in least_times(part, layer).items():
+                if times > largest:
+                    axes.annotate("", (count, 1.5 * times), (count, times), arrowprops=arrow)
+        axes.set_ylim(top=4 * largest)
         figures.level(axes, heads, COUNTS, "asked of random layers", 0)
         axes.plot([], [], "k", linestyle="", marker=r"$\uparrow$", label="at least: not learned")
         axes.set_yscale("log", base=2)
         axes.set(xlabel="heads $m$", title=f"{tokens} tokens", xticks=heads)
         axes.yaxis.set_major_formatter("{x:g}")
     panels[0].set_ylabel("examples needed / count")
-
-
-def draw_not_learned(axes: figures.Axes, results: Results) -> None:
-    """Arrows up from medians that are bounds only, since most seeds were not learned."""
-    (largest,) = results.of("largest")
-    for number, layer in enumerate(results.of("layer")):
-        arrow = {"arrowstyle": "->", "color": figures.COLOURS[number]}
-        for heads, times in least_times(results, layer).items():
-            if times > largest:
-                axes.annotate("", (heads, 1.5 * times), (heads, times), arrowprops=arrow)
-    axes.set_ylim(top=4 * largest)
 
 
 CLAIM = Claim(SECOND_PAPER, RULE, SETTINGS, measure, judge, draw)

@@ -38,14 +38,15 @@ SETTINGS = by_size(
 def measure(method: Method, heads: int, dim: int, tokens: int, largest: int, seed: int) -> Measured:
     """The first number of examples that is enough for all heads, or None."""
     count = fewest_examples(heads, dim, tokens, dim)
-    first = FIRST_EXAMPLES if method == "sculpt" else count
-    for examples in recovery_setup.growing(first, STEP[method], largest):
+    size = FIRST_EXAMPLES if method == "sculpt" else count
+    while (examples := math.ceil(size)) <= largest:
         layer, X, Y = recovery_setup.instance(heads, dim, tokens, examples, seed)
         search = generator(seed, "search")
         found = recover(X, Y, heads, method=method, seed=search, max_steps=MAX_STEPS, polish=False)
         error = worst_head(found.layer, layer)
         if error <= NEAR:
             return {"examples": examples, "of_count": examples / count, "error": error}
+        size *= STEP[method]
     return {"examples": None, "of_count": None, "error": None}
 
 
@@ -93,7 +94,13 @@ def medians(results: Results, what: str) -> dict[int, float]:
 def draw(results: Results, figure: figures.Figure) -> None:
     axes = figure.subplots()
     sculpt, refine = (results.where(method=method) for method in recovery_setup.METHODS)
-    draw_growth(sculpt, axes)
+    needed = medians(sculpt, "examples")
+    (tokens,) = sculpt.of("tokens")
+    figures.curve(axes, sculpt, "heads", "examples", f"six phases, {tokens} tokens", 0)
+    fewest = min(needed)
+    if math.isfinite(needed[fewest]):
+        grown = [needed[fewest] * GROWTH ** (heads - fewest) for heads in needed]
+        figures.predicted(axes, list(needed), grown, f"{GROWTH:g} times with each head", 0)
     for number, (tokens, part) in enumerate(refine.by("tokens"), start=1):
         figures.curve(axes, part, "heads", "examples", f"Gauss-Newton, {tokens} tokens", number)
         (dim,) = part.of("dim")
@@ -102,17 +109,6 @@ def draw(results: Results, figure: figures.Figure) -> None:
     axes.set(yscale="log", xlabel="heads $m$", ylabel="examples needed")
     axes.set_xticks(sorted(results.of("heads")))
     figure.legend(loc="outside right center")
-
-
-def draw_growth(sculpt: Results, axes: figures.Axes) -> None:
-    """The examples of the six phases, and the least growth from those of the fewest heads."""
-    needed = medians(sculpt, "examples")
-    (tokens,) = sculpt.of("tokens")
-    figures.curve(axes, sculpt, "heads", "examples", f"six phases, {tokens} tokens", 0)
-    fewest = min(needed)
-    if math.isfinite(needed[fewest]):
-        grown = [needed[fewest] * GROWTH ** (heads - fewest) for heads in needed]
-        figures.predicted(axes, list(needed), grown, f"{GROWTH:g} times with each head", 0)
 
 
 CLAIM = Claim(SECOND_PAPER, RULE, SETTINGS, measure, judge, draw, grid_by_method)

@@ -5,6 +5,7 @@ form, and ridge regression on the features to ridge regression with the kernel, 
 of averages over M independent heads.
 """
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -60,20 +61,14 @@ seeds. Its exponent is within {TOLERANCE} of {RATE}, for RFA and for BRFA."""
 
 def judge(results: Results) -> list[Check]:
     rules.at_least_two(results, "heads")
-    return [
-        _converges(part, model, name) for model, part in results.by("model") for name in DISTANCES
-    ]
-
-
-def _converges(results: Results, model: str, name: str) -> Check:
-    by_heads = results.medians(name, by="heads")
-    rate = rules.exponent(list(by_heads), list(by_heads.values()))
-    first, last = min(by_heads), max(by_heads)
-    return Check(
-        f"{DISTANCES[name]} of {model.upper()}: distance as M^{RATE}, ± {TOLERANCE}",
-        f"M^{rate:.2f}: {by_heads[first]:.2g} at M = {first}, {by_heads[last]:.2g} at M = {last}",
-        abs(rate - RATE) <= TOLERANCE,
-    )
+    checks = []
+    for (model, part), (name, title) in product(results.by("model"), DISTANCES.items()):
+        found = part.medians(name, by="heads")
+        rate = rules.exponent(list(found), list(found.values()))
+        ends = ", ".join(f"{found[m]:.2g} at M = {m}" for m in (min(found), max(found)))
+        statement = f"{title} of {model.upper()}: distance as M^{RATE}, ± {TOLERANCE}"
+        checks.append(Check(statement, f"M^{rate:.2f}: {ends}", abs(rate - RATE) <= TOLERANCE))
+    return checks
 
 
 def draw(results: Results, figure: figures.Figure) -> None:

@@ -18,7 +18,8 @@ ERROR = 0.1  # to reach, relative to the variance
 SPREAD = 2.0  # largest ratio of the examples that attention needs at two numbers of keys
 SHARE = 0.5  # least share of the predicted growth that the network shows
 DEGREES = (1, 2)
-LINEAR = "f_{1,1}"
+TARGETS = {degree: f"f_{{1,{degree}}}" for degree in DEGREES}
+LINEAR = TARGETS[1]
 SETTINGS = by_size(
     model=["rfa", "rfmlp"],
     keys=([2, 8, 32], [2, 4, 8, 16, 32, 64], [2, 4, 8, 16, 32, 64]),
@@ -46,33 +47,22 @@ def judge(results: Results) -> list[Check]:
     rules.require(results, "model", ["rfa", "rfmlp"])
     rules.at_least_two(results, "keys")
     attention, network = results.where(model="rfa"), results.where(model="rfmlp")
-    return [*(_constant(attention, f"f_{{1,{degree}}}") for degree in DEGREES), *_growing(network)]
-
-
-def _needed(results: Results, target: str) -> dict[int, float]:
-    """The examples needed by the number of keys, ascending."""
-    found = results.medians(target, by="keys")
-    if min(found.values()) == np.inf:
-        raise Undecided(f"{results.of('examples')[0]} examples are too few for {target}")
-    return dict(sorted(found.items()))
-
-
-def _constant(attention: Results, target: str) -> Check:
-    sizes = _needed(attention, target)
-    return Check(
-        f"RFA needs as many examples for {target} at every number of keys, up to {SPREAD:g} times",
-        _listed(sizes),
-        max(sizes.values()) <= SPREAD * min(sizes.values()),
-    )
-
-
-def _growing(network: Results) -> list[Check]:
+    constant = {target: _needed(attention, target) for target in TARGETS.values()}
     sizes = _needed(network, LINEAR)
     fewest, most = min(sizes), max(sizes)
     predicted = bounds.sample_size_ratio(1, most) / bounds.sample_size_ratio(1, fewest)
     growth = min(sizes[most], network.of("examples")[0]) / sizes[fewest]
     more = "more than " * (sizes[most] == np.inf)
     return [
+        *(
+            Check(
+                f"RFA needs as many examples for {target} at every number of keys, "
+                f"up to {SPREAD:g} times",
+                _listed(found),
+                max(found.values()) <= SPREAD * min(found.values()),
+            )
+            for target, found in constant.items()
+        ),
         Check(
             f"RFMLP needs more examples for {LINEAR} with every step in the number of keys",
             _listed(sizes),
@@ -86,6 +76,14 @@ def _growing(network: Results) -> list[Check]:
     ]
 
 
+def _needed(results: Results, target: str) -> dict[int, float]:
+    """The examples needed by the number of keys, ascending."""
+    found = results.medians(target, by="keys")
+    if min(found.values()) == np.inf:
+        raise Undecided(f"{results.of('examples')[0]} examples are too few for {target}")
+    return dict(sorted(found.items()))
+
+
 def _listed(sizes: dict[int, float]) -> str:
     return ", ".join(
         f"N = {keys}: {f'{size:.0f}' if np.isfinite(size) else 'not reached'}"
@@ -95,8 +93,7 @@ def _listed(sizes: dict[int, float]) -> str:
 
 def draw(results: Results, figure: figures.Figure) -> None:
     panels = figure.subplots(1, len(DEGREES))
-    for axes, degree in zip(panels, DEGREES, strict=True):
-        target = f"f_{{1,{degree}}}"
+    for axes, (degree, target) in zip(panels, TARGETS.items(), strict=True):
         figures.examples_needed(axes, results, target)
         attention = results.where(model="rfa")
         keys, level = attention.of("keys"), attention.median(target)

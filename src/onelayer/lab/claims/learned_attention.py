@@ -161,7 +161,10 @@ def judge(results: Results) -> list[Check]:
     enough = [n for n in sizes if equations_per_unknown(results, n) >= ENOUGH]
     if not enough:
         raise Undecided(f"no number of examples has {ENOUGH:g} equations per unknown")
-    sharp, flat = ({m: _errors(results, m, s) for m in METHODS} for s in (SHARP, FLAT))
+    sharp, flat = (
+        {m: part.where(method=m).medians("error", by="examples") for m in METHODS}
+        for part in (results.where(sharpness=SHARP), results.where(sharpness=FLAT))
+    )
     refined = max(errors["refine"][n] for errors in (sharp, flat) for n in enough)
     rough = sharp["random features"][enough[0]]
     simple = flat["random features"][sizes[-1]]
@@ -193,10 +196,6 @@ def judge(results: Results) -> list[Check]:
             simple <= SUFFICIENT,
         ),
     ]
-
-
-def _errors(results: Results, method: str, sharpness: float) -> dict[int, float]:
-    return results.where(method=method, sharpness=sharpness).medians("error", by="examples")
 
 
 def draw(results: Results, figure: figures.Figure) -> None:

@@ -51,42 +51,37 @@ than none does, and at most {LEARNED} of the variance."""
 def judge(results: Results) -> list[Check]:
     rules.require(results, "positions", ["none", *ENCODINGS])
     most = results.where(examples=max(results.of("examples")))
+    checks = []
+    for target in ORDERED:
+        floor, error = _floor(results, target), most.medians(target, by="positions")
+        checks += [
+            Check(
+                f"{target}: without positions no error is below {floor:.3g}",
+                f"{error['none']:.3g}",
+                error["none"] >= ABOVE * floor,
+            ),
+            Check(
+                f"{target}: every encoding falls below it",
+                ", ".join(f"{encoding} {error[encoding]:.2g}" for encoding in ENCODINGS),
+                all(error[encoding] <= BELOW * floor for encoding in ENCODINGS),
+            ),
+            Check(
+                f"{target}: one-hot positions fall to at most half of it",
+                f"{error['onehot']:.2g}",
+                error["onehot"] <= FAR_BELOW * floor,
+            ),
+        ]
     price = {p: most.where(positions=p).median(BLIND) for p in ("none", *ENCODINGS)}
-    return [
-        *(check for target in ORDERED for check in _seen(most, target)),
-        Check(
-            "positions cost something on f_{1,1}, which needs none, and still it is learned",
-            ", ".join(f"{encoding} {error:.2g}" for encoding, error in price.items()),
-            all(price["none"] < price[encoding] <= LEARNED for encoding in ENCODINGS),
-        ),
-    ]
+    cost = Check(
+        "positions cost something on f_{1,1}, which needs none, and still it is learned",
+        ", ".join(f"{encoding} {error:.2g}" for encoding, error in price.items()),
+        all(price["none"] < price[encoding] <= LEARNED for encoding in ENCODINGS),
+    )
+    return [*checks, cost]
 
 
 def _floor(results: Results, target: str) -> float:
     return order_targets.floor(target, results.of("dim")[0], results.of("keys")[0])
-
-
-def _seen(results: Results, target: str) -> list[Check]:
-    """Checks that encodings make the order visible, with the most examples."""
-    floor = _floor(results, target)
-    error = results.medians(target, by="positions")
-    return [
-        Check(
-            f"{target}: without positions no error is below {floor:.3g}",
-            f"{error['none']:.3g}",
-            error["none"] >= ABOVE * floor,
-        ),
-        Check(
-            f"{target}: every encoding falls below it",
-            ", ".join(f"{encoding} {error[encoding]:.2g}" for encoding in ENCODINGS),
-            all(error[encoding] <= BELOW * floor for encoding in ENCODINGS),
-        ),
-        Check(
-            f"{target}: one-hot positions fall to at most half of it",
-            f"{error['onehot']:.2g}",
-            error["onehot"] <= FAR_BELOW * floor,
-        ),
-    ]
 
 
 def draw(results: Results, figure: figures.Figure) -> None:

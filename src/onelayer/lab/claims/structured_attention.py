@@ -6,7 +6,7 @@ matrices; with a known rank, Gauss-Newton steps need fewer, in proportion to the
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -84,13 +84,16 @@ def measure(
     elif method == "refine with rank":
         how["rank"] = _rank(structure)
     measured: dict[str, Any] = {"needed": None, "error": None, "wrong": 0}
-    for count in _fewer(examples, FACTOR[method]):
+    size = float(examples)
+    while size >= LEAST:
+        count = round(size)
         found = recover(X[:count], Y[:count], HEADS, seed=generator(seed, "search"), **how)
         error = worst_head(found.layer, layer)
         measured["wrong"] += int(found.converged and error > WRONG[method])
         if error > FOUND[method]:
             return measured | {"failed": count, "reason": found.reason.name.lower()}
         measured |= {"needed": count, "error": error}
+        size /= FACTOR[method]
     return measured | {"failed": None, "reason": None}
 
 
@@ -109,14 +112,6 @@ def _rank(structure: str) -> int | None:
             f"structure is {structure!r}, expected full, diagonal, 'N blocks' or 'rank N'"
         )
     return int(structure.split()[1]) if structure.startswith("rank") else None
-
-
-def _fewer(examples: int, factor: float) -> Iterator[int]:
-    """All examples, and fewer and fewer of them."""
-    count = float(examples)
-    while count >= LEAST:
-        yield round(count)
-        count /= factor
 
 
 RULE = f"""In medians over seeds: the six phases find every structure (heads within

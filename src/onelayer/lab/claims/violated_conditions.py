@@ -82,7 +82,9 @@ def measure(
         return recover(X[:examples], Y[:examples], layer.heads, seed=drawn, **how)
 
     phases = polished = recovered(sculpt_examples, method="sculpt", polish=False)
-    stopped = _stopped(phases)
+    stopped = None  # the phase that refused to go on
+    if phases.reason not in _THROUGH:
+        *_, stopped = (row.phase for row in phases.trace if row.phase is not None)
     if stopped is None or stopped == _LAST:  # what an earlier phase refuses is never polished
         polished = recovered(sculpt_examples, method="sculpt")
     ways = {
@@ -105,14 +107,6 @@ def _violated(layer: AttentionLayer) -> list[str]:
         for name, found in conditions(layer).items()
         if not (found.holds or math.isclose(found.measured, found.needed, rel_tol=_ROUNDING))
     ]
-
-
-def _stopped(found: Recovery) -> int | None:
-    """The phase that refused to go on."""
-    if found.reason in _THROUGH:
-        return None
-    *_, last = (row.phase for row in found.trace if row.phase is not None)
-    return last
 
 
 RULE = f"""Of the noiseless layers that meet all conditions at least {SHARE:.0%} are found, every
