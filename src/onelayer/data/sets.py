@@ -125,7 +125,7 @@ class Sets:
 
 
 def _zeroed(tokens: Array, mask: Array) -> Array:
-    """Tokens (b, T, d), zero if missing."""
+
     xp = backend.namespace(tokens)
     return xp.where(mask[:, :, None], tokens, backend.zeros((1, 1, 1), tokens))
 
@@ -146,14 +146,7 @@ def joined(parts: Sequence[Sets]) -> Sets:
 
 
 def as_sets(X: Any, mask: Any = None, rules: SetRules = _RULES, start: int = 0) -> Sets:
-    """Check X (n, T, d), or a list of arrays (T_i, d), and its mask.
-
-    Errors of a mask count examples from `start` on.
-
-    >>> sets = as_sets([np.zeros((3, 2)), np.ones((5, 2))])
-    >>> len(sets), sets.dim, sets.longest
-    (2, 2, 5)
-    """
+    """Check X (n, T, d), or a list of arrays (T_i, d); errors of a mask count from `start` on."""
     rules.refuse_masked(X)
     if not backend.is_array(X) or _holds_objects(X):
         if mask is not None:

@@ -44,12 +44,7 @@ class TokenMoments:
 
 
 def moments(tokens: Array, weights: Array | None = None) -> TokenMoments:
-    """Moments of tokens (count, d) with weights (count,), by default 1.
-
-    >>> both = moments(np.array([[1.0], [3.0]])) + moments(np.array([[8.0]]))
-    >>> both.mean, (both.root**2 / both.weight).round(6)
-    (array([4.]), array([8.666667]))
-    """
+    """Moments of tokens (count, d) with weights (count,), by default 1."""
     values = backend.to_numpy(tokens).astype(np.float64, copy=False)
     weight = np.ones(len(values)) if weights is None else backend.to_numpy(weights)
     values, weight = values[weight > 0], weight[weight > 0].astype(np.float64, copy=False)

@@ -59,14 +59,12 @@ class SetEstimator(BaseEstimator):
 
     def _learn(self, given: GivenExamples, first: int | None) -> Summary:
         """Check all examples, and learn standardization from the first ones, from all for None."""
-        seen = given.summarize(first if self.standardize else 0)
+        seen, sample = given.summarize(first if self.standardize else 0), given.form.sample
         self._standard = None
         if seen.moments is not None:
-            sample = given.form.sample
-            standard = Standardization.learned(seen.moments, backend.epsilon(sample))
-            self._standard = standard
-            self.X_offset_ = backend.as_device(standard.offset, sample)
-            self.X_scale_ = backend.as_device(standard.scale, sample)
+            self._standard = Standardization.learned(seen.moments, backend.epsilon(sample))
+            self.X_offset_ = backend.as_device(self._standard.offset, sample)
+            self.X_scale_ = backend.as_device(self._standard.scale, sample)
         return seen
 
     def _apply(self, work: OfSets, fitted: Array, X: Any, mask: Any, method: str) -> Any:

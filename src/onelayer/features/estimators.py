@@ -135,10 +135,9 @@ class RandomFeatureAttention(Regressor, _AttentionRidge):
     and key at once. Numpy arrays and torch tensors are taken. Coefficients and predictions are of
     the kind and on the device of X, also with `device="cuda"`.
 
-    An array (n, tokens, dim) may also be a large file mapped into memory, a function that returns
-    an iterator over blocks of examples, or a Dask array. It is read chunk by chunk, on a cluster
-    where the chunks are; y, the mask and the weights may be of these kinds too. Predictions are an
-    array, a function that returns an iterator over blocks, or a Dask array, respectively.
+    X may also be a large file mapped into memory, a function that returns an iterator over blocks
+    of examples, or a Dask array, as may y, the mask and the weights. It is read chunk by chunk, on
+    a cluster where the chunks are. Predictions are an array, such a function, or a Dask array.
 
     Examples
     --------
@@ -208,9 +207,8 @@ class AttentionKernelRidge(Regressor):
     number of heads grows. With f(x) = Σ_i K(x, x_i) c_i + b over the examples x_i of the fit,
     (K + alpha) c = y - b and Σ_i c_i = 0; without an intercept b = 0 and c has any sum.
 
-    Time grows with the square of the number of examples times that of keys, which suits some
-    thousands of examples; streamed examples of a fit are collected in memory. Tensors are converted
-    to numpy, and predictions are numpy arrays.
+    Time grows with the square of the number of examples times that of keys: this suits thousands of
+    examples. Those of a fit are collected in memory; tensors are converted to numpy.
 
     Parameters
     ----------

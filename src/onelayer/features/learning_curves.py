@@ -86,8 +86,8 @@ def learning_curve(
     The error is the mean squared error over the variance of the target on the test set: the best
     constant has error 1. Features are drawn once, so the result is that of fitting at every size
     with the same `random_state` (if the longest set is among the first examples, where features
-    depend on it). Computation that the sizes share is done once: the Gram matrix and, for a given
-    alpha and sizes up to the number of features, its factor.
+    depend on it). What the sizes share, the Gram matrix and for a given alpha its factor, is
+    computed once.
 
     Parameters
     ----------

@@ -41,8 +41,7 @@ def ticking(track: Track, steps: int, stage: str) -> Progress:
 def reporting(estimator: Any, task: str) -> Iterator[Track]:
     """A `Track` that reports every stage and part of a task to the callbacks of the estimator.
 
-    It is for functions under `sklearn.callback.with_callbacks`, which tears the callbacks down,
-    also after an error; the end of the task is reported only if there was none.
+    It is for functions under `sklearn.callback.with_callbacks`, which tears the callbacks down.
     """
     root = estimator._init_callback_context(task_name=task, max_subtasks=None)
     root.call_on_fit_task_begin(estimator=estimator)

@@ -1,10 +1,4 @@
-"""Which token of an example is its query, and which are its keys.
-
-- `first`: token 0 is the query, the others are keys;
-- `last`: the last existing token is the query, those before it are keys;
-- `mean`: the query is the mean of all tokens, and all tokens are keys;
-- `none`: all tokens are keys and the query is a zero vector, so that x̃_0 = [0; 1] for every
-  example: attention is then an average of a function of each key.
+"""Which token of an example is its query, and which are its keys: see `RandomFeatureAttention`.
 
 Positions are encoded before a token becomes the query: they count tokens in the order of X.
 """

@@ -49,13 +49,7 @@ class TargetSpread:
 
 
 def spread(values: NumpyArray, weights: NumpyArray) -> TargetSpread:
-    """The spread of rows of values (n, t) with weights (n,).
-
-    >>> two, one = np.array([[1.0], [3.0]]), np.array([[8.0]])
-    >>> both = spread(two, np.ones(2)) + spread(one, np.ones(1))
-    >>> both.mean, both.variance.round(6)
-    (array([4.]), array([8.666667]))
-    """
+    """The spread of rows of values (n, t) with weights (n,)."""
     weight = float(np.sum(weights))
     mean = np.sum(weights[:, None] * values, axis=0) / (weight if weight > 0 else 1.0)
     squares = np.sum(weights[:, None] * (values - mean) ** 2, axis=0)

@@ -23,7 +23,6 @@ the main cost: all but the few pairs of steep correlation are computed in place.
 from __future__ import annotations
 
 import math
-from functools import cache
 
 from scipy.special import owens_t, roots_jacobi, roots_legendre
 
@@ -37,18 +36,11 @@ _STEEP = 0.6
 _WORK = 6  # arrays in which the moments of a block of pairs are computed
 
 
-@cache
-def _quadrature() -> list[tuple[float, float]]:
-    """Ten nodes x and weights for the integrals of (1 - x) f(x) / 2π over [0, 1]."""
-    points, weights = roots_jacobi(10, 1.0, 0.0)
-    return list(zip((0.5 + 0.5 * points).tolist(), (weights / (8 * math.pi)).tolist(), strict=True))
-
-
-@cache
-def _half_quadrature() -> list[tuple[float, float]]:
-    """The positive half of a Gauss-Legendre rule of 24 nodes, which has errors of 2e-16."""
-    points, weights = roots_legendre(24)
-    return list(zip(points[12:].tolist(), weights[12:].tolist(), strict=True))
+# Nodes x and weights for the integrals of (1 - x) f(x) / 2π over [0, 1].
+_NODES, _WEIGHTS = roots_jacobi(10, 1.0, 0.0)
+_NODES, _WEIGHTS = 0.5 + 0.5 * _NODES, _WEIGHTS / (8 * math.pi)
+# The positive half of a Gauss-Legendre rule, which gives Owen's function to 2e-16.
+_HALF_NODES, _HALF_WEIGHTS = (numbers[12:].tolist() for numbers in roots_legendre(24))
 
 
 def _replace_by_moments(
@@ -117,7 +109,7 @@ def _remainder_by_quadrature(h: Array, k: Array, rho: Array, work: Array) -> Non
     xp.square(square, out=square)
     xp.add(-0.5 * h * h, -0.5 * k * k, out=level)
     total[...] = 0.0
-    for node, weight in _quadrature():
+    for node, weight in zip(_NODES.tolist(), _WEIGHTS.tolist(), strict=True):
         backend.add_scaled(one, -node * node, square, out=gap)  # 1 - t²
         backend.add_scaled(level, node, slope, out=term)
         term /= gap
@@ -171,7 +163,7 @@ def _owens_function(h: Array, a: Array) -> Array:
     exponent = -0.5 * xp.square(xp.maximum(h, across))
     width = xp.minimum(slope, 1.0 / slope)
     square, total = xp.square(width), xp.zeros_like(h)
-    for node, weight in _half_quadrature():
+    for node, weight in zip(_HALF_NODES, _HALF_WEIGHTS, strict=True):
         gap = node**2 * square + 1.0
         total += weight * xp.exp(exponent * gap) / gap
     total *= width / (2 * math.pi)
@@ -205,8 +197,7 @@ def _density(x: Array) -> Array:
 
 
 def _flat(array: Array) -> Array:
-    """A contiguous array's own memory in one row."""
-    return backend.namespace(array).reshape(array, (-1,))
+    return backend.namespace(array).reshape(array, (-1,))  # its own memory if contiguous
 
 
 def _positions(condition: Array) -> Array:

@@ -23,11 +23,7 @@ _WIDTH = 64  # examples on the long side of a block on a CPU: the length of its 
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """The kernel of random-feature attention.
-
-    With x̃ = [x; 1], W = W_0 + Gaussian entries of variance 1/4 and an activation σ,
-
-        K = 1/(N N') Σ_ij E[σ(x̃_0ᵀ W x̃_i) σ(x̃'_0ᵀ W x̃'_j)] <x̃_i, x̃'_j>.
+    """`attention_kernel` for any activation.
 
     Keys whose mask is False do not count; an example without a key has kernel 0 with all others.
     """

@@ -47,8 +47,7 @@ def matrix(
 ) -> Array:
     """The kernel matrix (n, n') of checked examples, in the namespace and on the device of `sets`.
 
-    Without `others` it is (n, n) and symmetric to the last bit: tiles above the diagonal are
-    mirrored, not computed.
+    Without `others` it is symmetric to the last bit: tiles above the diagonal are mirrored.
     """
     columns = sets if others is None else others
     reference = backend.double(backend.gpu_or_numpy(sets.sample))
@@ -80,10 +79,7 @@ def block_pairs(activation: Activation, reference: Array) -> int:
 
 
 def tile_size(activation: Activation, reference: Array, pairs: int) -> int:
-    """Examples on one side of a tile of a Gram matrix whose entries sum over `pairs` each.
-
-    A tile is as large as a block of pairs, but at least `_TILE`.
-    """
+    """Examples on a side of a tile, as large as a block if an entry of it sums over `pairs`."""
     return max(_TILE, math.isqrt(block_pairs(activation, reference) // max(1, pairs)))
 
 

@@ -30,10 +30,8 @@ PANEL_BYTES = 128 * 2**20
 
 
 def _panels(count: int, size: int, sample: Array) -> list[slice]:
-    """Panels of `count` rows or units of columns, each of `size` numbers like those of the sample.
-
-    On a GPU a panel is as large as a block, which is what its memory allows.
-    """
+    """Panels of `count` rows or units of columns of `size` numbers like those of the sample."""
+    # On a GPU a panel is as large as a block, which is what its memory allows.
     most = PANEL_BYTES if backend.gpu_memory(sample) is None else blocks.block_bytes(sample)
     return list(blocks.slices(count, backend.itemsize(sample) * size, most))
 
@@ -63,11 +61,7 @@ class FeatureMap(Protocol):
 
 
 class Panels:
-    """Features of the examples `sets`, each row times `row_scale` if there is one.
-
-    They have the kind, device and dtype of `sample`, which defaults to that of the examples. Blocks
-    of examples are moved there one by one.
-    """
+    """Features of `sets`, rows times `row_scale`, in the kind, device and dtype of `sample`."""
 
     def __init__(
         self,
@@ -162,10 +156,7 @@ class Panels:
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """Features and targets of examples wherever they live: `Panels` for every chunk of them.
-
-    Chunks hold sets, targets (n, t) and the scale (n,) of their rows, or None.
-    """
+    """`Panels` for every chunk: sets, targets (n, t) and the scale (n,) of rows or None."""
 
     features: FeatureMap
     examples: Source

@@ -73,10 +73,7 @@ class BorderedTargets(NamedTuple):
         return cls(backend.namespace(targets).concat(columns, axis=1), mean, ones)
 
     def solution(self, coefficients: Array, dual: Array, alpha: float) -> RidgeSolution:
-        """The solution from coefficients (rows, t + 1) and dual (s, t + 1) for the right sides.
-
-        It is that of the first s examples; coefficients may be linear in the dual ones.
-        """
+        """From coefficients (rows, t + 1), linear in the dual (s, t + 1), of s examples."""
         alphas = np.full(self.mean.shape[0], alpha)
         if self.ones is None:
             return RidgeSolution(coefficients, alphas, self.mean)
@@ -128,11 +125,9 @@ class Reflection:
 
     def expand(self, vectors: Array) -> Array:
         """Q vectors, (n, r)."""
-        xp = backend.namespace(vectors)
         along = self.factor * (self.vector[1:] @ vectors)
-        return xp.concat(
-            [-self.vector[:1, None] * along, vectors - self.vector[1:, None] * along], axis=0
-        )
+        rows = [-self.vector[:1, None] * along, vectors - self.vector[1:, None] * along]
+        return backend.namespace(vectors).concat(rows, axis=0)
 
     def intercept(self, targets: Array, dual: Array) -> Array:
         """b (t,) = sᵀ (y - K c) / sᵀ s, as sᵀ c = 0."""

@@ -122,8 +122,7 @@ def _path(values: Array) -> NumpyArray:
 def _above_noise(values: Array, mean: float) -> tuple[Array, NumpyArray]:
     """Eigenvalues about a mean, zero if they are rounding errors, and the α to try.
 
-    `mean` is about the eigenvalue that was removed with the mean of the features; rounding errors
-    are relative to it. Features that vary by no more than these are not fitted.
+    Rounding errors are relative to `mean`, about the eigenvalue that the mean of the features had.
     """
     xp = backend.namespace(values)
     largest = float(values[-1]) if values.shape[0] > 0 else 0.0
@@ -144,10 +143,8 @@ def _inverse(values: Array, path: NumpyArray) -> Array:
 def _with_the_best(
     values: Array, vectors: Array, rotated: Array, path: NumpyArray, errors: NumpyArray
 ) -> tuple[Array, NumpyArray]:
-    """The coefficients of the α of least error (alphas, t) for every target, and these α.
-
-    Of equally good ones the largest is taken, so that rounding does not decide.
-    """
+    """The coefficients of the α of least error (alphas, t) for every target, and these α."""
+    # Of equally good ones the largest is taken, so that rounding does not decide.
     as_good = errors <= errors.min(axis=0) * (1 + 1e-9)
     alphas = path[path.size - 1 - np.argmax(as_good[::-1], axis=0)]
     return vectors @ (rotated * _inverse(values, alphas)), alphas

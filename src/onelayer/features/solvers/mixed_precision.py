@@ -37,10 +37,7 @@ _SETTLED = 1e-9  # relative to the targets; weights are then right to about 1e-1
 def solve(
     phi: Panels, targets: Array, alpha: float, sizes: Sequence[int], track: Track
 ) -> list[tuple[Array, Array]] | None:
-    """For every size the weights Φᵀ c (features, t) and the dual c (n, t), zero from the size on.
-
-    None if corrections do not settle.
-    """
+    """Weights Φᵀ c (features, t) and c (n, t) of every size; None if corrections do not settle."""
     columns = Columns(sizes, targets.shape[1])
     inverse = _approximate_inverse(phi.single(), alpha, columns, track)
     if inverse is None:

@@ -54,15 +54,21 @@ def solve_features(
     track: Track = untracked,
     fit_intercept: bool = False,
 ) -> list[RidgeSolution]:
-    """The weights v (features, t) on the first s examples, for every s of `sizes`, ascending.
-
-    Targets are in float64, and so is all that is computed.
-    """
+    """The weights v (features, t) on the first s examples, for every s of `sizes`, ascending."""
     design = replace(design, sample=backend.double(design.sample))
     small = [size for size in sizes if size <= design.features.size]
     large = sizes[len(small) :]
     found = _by_kernel(design, alpha, small, track, fit_intercept) if small else []
-    return found + (_by_features(design, alpha, large, track, fit_intercept) if large else [])
+    if not large:
+        return found
+    parts = [design.between(start, stop) for start, stop in pairwise([0, *large])]
+    ticks = ticking(track, sum(part.steps for part in parts), "Gram matrix")
+    sums = None
+    for part, size in zip(parts, large, strict=True):  # each adds examples to the earlier sums
+        added = part.sum(_sums_of, fit_intercept, progress=ticks)
+        sums = added if sums is None else sums + added
+        found.append(_solve_sums(sums, design.between(0, size), alpha, track))
+    return found
 
 
 def solve_kernel(
@@ -70,9 +76,8 @@ def solve_kernel(
 ) -> list[RidgeSolution]:
     """The dual coefficients c (s, t) of the first s examples, for every s of `sizes`, ascending.
 
-    Of the kernel matrix (n, n) only the triangle on and below the diagonal is read. With `ones`
-    (n,), a constant 1 with rows scaled as those of the kernel and of the targets are, there is an
-    intercept.
+    Of the kernel matrix (n, n) only the lower triangle is read. With `ones` (n,), a constant 1 with
+    its rows scaled as those of the kernel and targets are, there is an intercept.
     """
     leading = [(kernel[:s, :s], targets[:s, :], None if ones is None else ones[:s]) for s in sizes]
     if alpha is None:
@@ -89,10 +94,7 @@ def solve_kernel(
 
 
 def _factor(matrix: Array, alpha: float, rounding: float = 0.0) -> Array | None:
-    """The lower factor of matrix + α; None where that is singular to working precision.
-
-    The matrix has rounding errors of numbers of the size of `rounding`.
-    """
+    """The lower factor of matrix + α, None if singular; entries have errors of `rounding` size."""
     xp = backend.namespace(matrix)
     lower = linalg.cholesky(_shifted(matrix, alpha))
     if lower is None:
@@ -164,9 +166,6 @@ def _smallest(matrix: Array, right: Array, rounding: float = 0.0) -> Array:
     return vectors @ ((backend.transpose(vectors) @ right) / safe[:, None])
 
 
-# From features, by n x n products
-
-
 def _by_kernel(
     design: Design, alpha: Alpha, sizes: Sequence[int], track: Track, fit_intercept: bool
 ) -> list[RidgeSolution]:
@@ -197,23 +196,6 @@ def _by_kernel(
         weights[part, :] = columns.weights(phi.by_columns(part), dual)
     pairs = zip(found, columns.split(weights), strict=True)
     return [one._replace(coefficients=v) for one, v in pairs]
-
-
-# From features, by products of features
-
-
-def _by_features(
-    design: Design, alpha: Alpha, sizes: Sequence[int], track: Track, fit_intercept: bool
-) -> list[RidgeSolution]:
-    """For more examples than features: every size adds its examples to the earlier sums."""
-    parts = [design.between(start, stop) for start, stop in pairwise([0, *sizes])]
-    ticks = ticking(track, sum(part.steps for part in parts), "Gram matrix")
-    sums, found = None, []
-    for part, size in zip(parts, sizes, strict=True):
-        added = part.sum(_sums_of, fit_intercept, progress=ticks)
-        sums = added if sums is None else sums + added
-        found.append(_solve_sums(sums, design.between(0, size), alpha, track))
-    return found
 
 
 def _solve_sums(sums: FeatureSums, design: Design, alpha: Alpha, track: Track) -> RidgeSolution:
