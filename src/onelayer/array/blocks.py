@@ -1,8 +1,8 @@
 """Sums over blocks of examples, the primitive that all algorithms are built on.
 
-A block is small enough for its working arrays to stay in a processor's cache, and for the memory
-of a pass to be bounded whatever the number of examples. The terms are added in the order of the
-blocks, so that results repeat bit for bit.
+The working arrays of a block fit in a processor's cache, and the memory of a pass does not grow
+with the number of examples. Terms are added in the order of the blocks, so that results repeat bit
+for bit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How an array was rounded, inferred from its values.
 
 A float64 array may hold numbers that passed through float16 or through a text file with three
-decimals. Its entries are then exact only up to that rounding, whatever their dtype. Every
-format is a grid: entry x has a spacing u(x), and rounding leaves x = v u(x) with an integer v.
+decimals. Its entries are then exact only up to that rounding. Every format is a grid: entry x has a
+spacing u(x), and rounding leaves x = v u(x) with an integer v.
 
     float formats with p bits     u = 2^(e - p) for 2^(e - 1) <= |x| < 2^e, bounded below
     decimals                      u = 10^-q

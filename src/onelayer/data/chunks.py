@@ -173,7 +173,7 @@ class Chunks(ABC, Generic[T]):
 
     @abstractmethod
     def _same_pass(self, other: Chunks[Any]) -> bool:
-        """Whether values of other chunks, not in memory, are at hand where these are computed."""
+        """Whether values of other chunks, not in memory, are available where these are computed."""
 
     @abstractmethod
     def _value_at(self, position: int, visit: Visit | None) -> object:

@@ -31,7 +31,7 @@ ZARR = ".zarr"
 
 
 class LargeFiles(Storage):
-    """Files mapped into memory, too large to be read at once, with arrays beside them."""
+    """Files mapped into memory, too large to be read at once, and arrays of the same length."""
 
     @staticmethod
     def recognises(value: object) -> bool:

@@ -15,7 +15,7 @@ class Memory(Storage):
     """Arrays in memory, or in files that are small enough to be read at once."""
 
     @staticmethod
-    def recognises(value: object) -> bool:  # noqa: ARG004 - whatever no other storage recognises
+    def recognises(value: object) -> bool:  # noqa: ARG004 - any array that no other kind has
         return True
 
     def chunks(self) -> tuple[InMemory[Chunk], Positions]:

@@ -97,7 +97,7 @@ class Target:
 
     @property
     def norm(self) -> float:
-        """B(f) of the expansion at hand; infinite for a target outside of the class."""
+        """B(f) of the given expansion; infinite for a target outside of the class."""
         return norms.pair_norm(self.tensor_norms)
 
     @property
@@ -291,15 +291,16 @@ def _weighted_sum(
     least_keys: int = 1,
 ) -> Target:
     """Σ_i w_i F(x_0, x_i), F given by `values`: of the class if all weights are the same."""
+    flat_norm = partial(norms.flat_norm, tensor_norms)
     return Target(
         name=name,
         dim=dim,
         degree=max(map(max, tensor_norms)),
         evaluate=partial(target_values.weighted_sum, values=values, weights=weights),
-        moments=partial(_weighted_moments, moments=moments, weights=weights),
+        moments=partial(_of_weights, compute=moments.of_sum, weights=weights),
         tensor_norms=tensor_norms if weights is target_values.equal else None,
         biased_tensor_norms=biased_tensor_norms,
-        flat_norms=partial(_flat_norm, tensor_norms=tensor_norms, weights=weights),
+        flat_norms=partial(_of_weights, compute=flat_norm, weights=weights),
         least_keys=least_keys,
     )
 
@@ -336,12 +337,8 @@ def _correlation(
     )
 
 
-def _weighted_moments(keys: int, moments: PairMoments, weights: Weights) -> tuple[float, float]:
-    return moments.of_sum(weights(np.ones((1, keys))))
-
-
-def _flat_norm(keys: int, tensor_norms: SquaredNorms, weights: Weights) -> float:
-    return norms.flat_norm(tensor_norms, weights(np.ones((1, keys))))
+def _of_weights(keys: int, compute: Callable[[Numbers], Any], weights: Weights) -> Any:
+    return compute(weights(np.ones((1, keys))))
 
 
 def _direction(beta: Any, dim: int) -> Numbers:
