@@ -117,8 +117,8 @@ def run_claims(
     """Measure claims and print their verdicts.
 
     Cells that are in the file already are not measured again. After an interruption the same
-    command continues. The exit status is 0 if all cells were measured, whatever the verdicts, 1 if
-    some failed, and 2 if something is wrong with the call.
+    command continues. The exit status is 0 if all cells were measured, for any verdicts, 1 if some
+    failed, and 2 if something is wrong with the call.
 
     Examples:
 

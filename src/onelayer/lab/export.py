@@ -1,4 +1,4 @@
-"""Export of finished cells as a table, a row each: CSV, or Parquet with types.
+"""Export of finished cells as a table with a row per cell: CSV, or Parquet with types.
 
 The columns are `claim`, `seed` and `status`, then `parameter.<name>` and `measured.<name>` for
 every name that occurs in any cell, then `seconds`, `finished`, `code`, `key` and `error`. Values

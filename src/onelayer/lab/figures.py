@@ -42,17 +42,16 @@ AXIS_LABELS = {"examples": "examples $n$", "heads": "heads $M$"}
 
 
 def style(number: int) -> tuple[str, str]:
-    """The colour and the marker of a curve, by its number; -1 is black."""
+    """Return the colour and the marker of a curve, by its number; -1 is black."""
     return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
 
 
 def curve(
     axes: Axes, results: Results, x: str, y: str, label: str | None = None, number: int = 0
 ) -> None:
-    """The median of y over the cells of every x, with a band from the least to the largest.
+    """Draw the median of y over the cells of every x, with a band from minimum to maximum.
 
-    `number` chooses colour and marker. Cells without a value are left out. Numbers x are drawn in
-    their order, whatever the order of the grid.
+    `number` chooses colour and marker. Cells without a value are left out. Numeric x are sorted.
     """
     points = []
     for value, part in results.by(x):
@@ -80,7 +79,7 @@ def curves(
     label: Callable[[Any], str] = str,
     first: int = 0,
 ) -> None:
-    """One curve for every value of the parameter `by`, numbered from `first`."""
+    """Draw one curve for every value of the parameter `by`, numbered from `first`."""
     for number, (value, part) in enumerate(results.by(by), first):
         curve(axes, part, x, y, label(value), number)
 
@@ -94,7 +93,7 @@ def panels(
     ylabel: str = "test error / variance",
     **subplots: Any,
 ) -> list[Axes]:
-    """Panels side by side, by title: the results and the measured value y to draw against x.
+    """Draw panels side by side, by title: results, and the measured value y to draw against x.
 
     Every panel has one curve for every value of the parameter `by`. `subplots` are options of
     `Figure.subplots`. Both axes are logarithmic, with ticks at the measured x.
@@ -111,17 +110,17 @@ def panels(
 def predicted(
     axes: Axes, x: Sequence[float], y: Sequence[float], label: str = "predicted", number: int = -1
 ) -> None:
-    """A prediction: dashed, black unless `number` chooses the colour of a measured curve."""
+    """Draw a prediction: dashed, black unless `number` chooses the colour of a measured curve."""
     axes.plot(x, y, color=style(number)[0], linestyle="--", linewidth=1, label=label)
 
 
 def level(axes: Axes, x: Sequence[float], value: float, label: str, number: int = -1) -> None:
-    """A prediction that is the same for all x."""
+    """Draw a prediction that is the same for all x."""
     predicted(axes, x, [value] * len(x), label, number)
 
 
 def log_ticks(axes: Axes, values: Sequence[float], most: int = 5) -> None:
-    """A logarithmic x axis with ticks at the measured values, thinned to at most `most`."""
+    """Set a logarithmic x axis with ticks at the measured values, thinned to at most `most`."""
     chosen = sorted(values)[:: -(-len(values) // most)]
     axes.set_xscale("log")
     axes.set_xticks(chosen, [f"{value:g}" for value in chosen])
@@ -129,15 +128,15 @@ def log_ticks(axes: Axes, values: Sequence[float], most: int = 5) -> None:
 
 
 def tick_examples(axes: Axes, examples: Sequence[int]) -> None:
-    """Ticks at the measured numbers of examples."""
+    """Set ticks at the measured numbers of examples."""
     axes.set_xticks(examples, [f"{n // 1000}k" if n >= 10_000 else str(n) for n in examples])
     axes.set_xticks([], minor=True)
 
 
 def examples_needed(axes: Axes, results: Results, target: str) -> None:
-    """The examples that every model needs for a target, against the number of keys.
+    """Draw the examples that every model needs for a target, against the number of keys.
 
-    An open triangle at the largest size says that it was not enough, in the median.
+    An open triangle marks the largest size where it was not enough in the median.
     """
     for number, (model, part) in enumerate(results.by("model")):
         curve(axes, part, "keys", target, model.upper(), number)
@@ -157,7 +156,7 @@ def heat_maps(
     rows: Sequence[str],
     columns: Sequence[str],
 ) -> None:
-    """Matrices side by side, a list a row of the figure, all on one scale about 0."""
+    """Draw matrices side by side, a row of the figure per list, on one scale about 0."""
     largest = max(float(np.abs(np.asarray(m)).max()) for row in matrices for m in row) or 1.0
     grid = figure.subplots(len(matrices), len(matrices[0]), squeeze=False)
     for i, row in enumerate(matrices):
@@ -172,7 +171,7 @@ def heat_maps(
 
 
 def render(claim: Claim, results: Results, file_format: str = "svg") -> bytes:
-    """The claim's figure as a file: svg or pdf, the same bytes for the same results.
+    """Return the claim's figure as a file: svg or pdf, the same bytes for the same results.
 
     A figure without a legend gets one below, with the labels of all axes.
     """
@@ -197,7 +196,7 @@ def _add_legend(figure: Figure) -> None:
 
 
 def drawn(draw: Callable[[Figure], None], file_format: str = "svg") -> bytes:
-    """A figure in the style of all others as a file; `draw` fills it and may change its size."""
+    """Return a figure as a file; `draw` fills it and may change its size."""
     if file_format not in FORMATS:
         raise ValueError(f"the format is {file_format!r}, expected one of {', '.join(FORMATS)}")
     try:
@@ -207,7 +206,7 @@ def drawn(draw: Callable[[Figure], None], file_format: str = "svg") -> bytes:
         raise ImportError(
             "figures need matplotlib, which is not installed: pip install 'onelayer[plot]'"
         ) from error
-    with style.context(["default", _STYLE]):  # whatever the user's own settings are
+    with style.context(["default", _STYLE]):  # ignores the user's own settings
         figure = Figure(figsize=(7.0, 3.2))
         draw(figure)
         content = io.BytesIO()

@@ -1,4 +1,4 @@
-"""From stored measurements to verdicts: one entry a claim, as tables and reports show it."""
+"""From stored measurements to verdicts: one entry per claim, for tables and reports."""
 
 from __future__ import annotations
 

@@ -57,7 +57,13 @@ def _reached(path: Path, name: str) -> Iterator[str]:
     """The top-level statements of a file that a definition in it depends on."""
     statements: dict[str, list[ast.stmt]] = {}
     for statement in ast.parse(path.read_text("utf-8")).body:
-        for node in _split_import(statement):
+        nodes = [statement]  # imports are split, so that names that are not used do not count
+        if isinstance(statement, ast.ImportFrom):
+            module, level = statement.module, statement.level
+            nodes = [ast.ImportFrom(module, [imported], level) for imported in statement.names]
+        elif isinstance(statement, ast.Import):
+            nodes = [ast.Import([imported]) for imported in statement.names]
+        for node in nodes:
             for bound in _bound_names(node):
                 statements.setdefault(bound, []).append(node)
     waiting, seen = [name], {name}
@@ -67,13 +73,6 @@ def _reached(path: Path, name: str) -> Iterator[str]:
             used = _names([node]) - seen
             waiting += sorted(used)
             seen |= used
-
-
-def _split_import(node: ast.stmt) -> list[ast.stmt]:
-    """An import of several names as imports of one: names that are not used do not count."""
-    if isinstance(node, ast.ImportFrom):
-        return [ast.ImportFrom(node.module, [name], node.level) for name in node.names]
-    return [ast.Import([name]) for name in node.names] if isinstance(node, ast.Import) else [node]
 
 
 def _bound_names(node: ast.stmt) -> set[str]:

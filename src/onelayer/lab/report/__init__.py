@@ -118,7 +118,7 @@ def _digest(content: str) -> str:
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
 
 
-# One section a claim
+# One section per claim
 
 
 def _section(entry: Entry, anchor: str) -> dict[str, Any]:
