@@ -58,11 +58,6 @@ def with_spectrum(values: Matrix, rng: np.random.Generator) -> Matrix:
     return matrix / float(np.linalg.norm(matrix))
 
 
-def alike(dim: int) -> Matrix:
-    """Singular values apart from each other, but none much smaller than the others."""
-    return np.linspace(1.0, 0.5, dim)
-
-
 def orthonormal(matrices: list[Matrix]) -> Matrix:
     """The matrices made orthogonal to those before them, of norm 1: (m, d, d)."""
     made: list[Matrix] = []
@@ -74,7 +69,9 @@ def orthonormal(matrices: list[Matrix]) -> Matrix:
 
 def good_heads(shape: LayerShape, rng: np.random.Generator) -> Matrix:
     """Attention matrices that meet every condition."""
-    matrices = [with_spectrum(alike(shape.dim), rng) for _ in range(shape.heads)]
+    # Singular values apart from each other, but none much smaller than the others.
+    values = np.linspace(1.0, 0.5, shape.dim)
+    matrices = [with_spectrum(values, rng) for _ in range(shape.heads)]
     return shape.scale * orthonormal(matrices)
 
 
@@ -94,14 +91,12 @@ def layer_of(heads: Matrix, shape: LayerShape, rng: np.random.Generator) -> Atte
     return AttentionLayer(heads, good_projections(shape, rng))
 
 
-def turned(degrees: float, matrices: Matrix) -> Matrix:
-    """The last matrix at an angle to the first instead of at a right one; exact at 0 and 180."""
-    along, across = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees % 180))
-    return np.concatenate([matrices[:-1], along * matrices[:1] + across * matrices[-1:]])
-
-
 def angle(step: float, shape: LayerShape, rng: np.random.Generator) -> AttentionLayer:
-    return layer_of(turned(step, good_heads(shape, rng)), shape, rng)
+    """The last head at an angle to the first instead of at a right one; exact at 0 and 180."""
+    heads = good_heads(shape, rng)
+    along, across = np.cos(np.deg2rad(step)), np.sin(np.deg2rad(step % 180))
+    turned = np.concatenate([heads[:-1], along * heads[:1] + across * heads[-1:]])
+    return layer_of(turned, shape, rng)
 
 
 def norm_ratio(step: float, shape: LayerShape, rng: np.random.Generator) -> AttentionLayer:

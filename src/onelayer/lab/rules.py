@@ -1,6 +1,6 @@
 """Parts that the rules of several claims share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -28,6 +28,20 @@ def no_wrong_claims(results: Results) -> Check:
     wrong = sum(cell["converged"] and cell["error"] > CLAIMED for cell in results)
     statement = f"no result that is said to be right is off by more than {CLAIMED:.0%}"
     return Check(statement, f"{wrong} of {len(results)}", wrong == 0)
+
+
+def by_tokens(values: Mapping[int, Mapping[int, float]]) -> str:
+    """List values by the number of tokens and of heads.
+
+    >>> by_tokens({2: {1: 0.5, 4: 8.0}, 3: {1: 1.0, 4: 2.0}})
+    '2 tokens: 0.5, 8; 3 tokens: 1, 2 for 1, 4 heads'
+    """
+    heads = ", ".join(map(str, next(iter(values.values()))))
+    parts = (
+        f"{tokens} tokens: {', '.join(f'{value:.2g}' for value in some.values())}"
+        for tokens, some in values.items()
+    )
+    return f"{'; '.join(parts)} for {heads} heads"
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:

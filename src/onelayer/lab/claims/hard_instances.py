@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from onelayer import inputs
-from onelayer.lab import figures
+from onelayer.lab import figures, rules
 from onelayer.lab.claim import SECOND_PAPER, Check, Claim, Measured, Results, Undecided, by_size
 from onelayer.lab.recovery_setup import NEAR, SCALE, Array, fewest_examples, worst_head
 from onelayer.lab.seeds import generator
@@ -110,12 +110,12 @@ def judge(results: Results) -> list[Check]:
     return [
         Check(
             f"random layers are learned from at most {COUNTS:g} times the examples of counting",
-            by_tokens(random),
+            rules.by_tokens(random),
             all(max(times.values()) <= COUNTS for times in random.values()),
         ),
         Check(
             f"parities of the most bits take at least {HARDER:g} times as many, or are not learned",
-            by_tokens(factors),
+            rules.by_tokens(factors),
             all(most >= HARDER for _, most in ends),
         ),
         Check(
@@ -152,15 +152,6 @@ def at_least(results: Results) -> Results:
     """The same cells, where what was not learned takes twice the most that was tried."""
     known = [{"times": cell["times"] or 2 * cell["tried"]} for cell in results]
     return Results(tuple(replace(c, measured=m) for c, m in zip(results, known, strict=True)))
-
-
-def by_tokens(values: dict[int, dict[int, float]]) -> str:
-    heads = ", ".join(map(str, next(iter(values.values()))))
-    parts = (
-        f"{tokens} tokens: {', '.join(f'{value:.2g}' for value in some.values())}"
-        for tokens, some in values.items()
-    )
-    return f"{'; '.join(parts)} for {heads} heads"
 
 
 def draw(results: Results, figure: figures.Figure) -> None:

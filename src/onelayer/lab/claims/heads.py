@@ -67,10 +67,6 @@ def judge(results: Results) -> list[Check]:
     exponent = rules.exponent(list(sculpt), [math.log(n) for n in sculpt.values()])
     refine = results.where(method="refine")
     counts = {tokens: medians(part, "of_count") for tokens, part in refine.by("tokens")}
-    listed = "; ".join(
-        f"{tokens} tokens: {', '.join(f'{n:.2g}' for n in times.values())}"
-        for tokens, times in counts.items()
-    )
     return [
         Check(
             f"each further head takes the six phases at least {GROWTH:g} times the examples",
@@ -80,7 +76,7 @@ def judge(results: Results) -> list[Check]:
         ),
         Check(
             f"Gauss-Newton steps need at most {COUNTS:g} times the examples of counting",
-            f"{listed} for {', '.join(map(str, sorted(refine.of('heads'))))} heads",
+            rules.by_tokens(counts),
             max(max(times.values()) for times in counts.values()) <= COUNTS,
         ),
     ]

@@ -55,31 +55,27 @@ a lower bound, which counts where it decides. Degrees that RFA does not reach ar
 
 def judge(results: Results) -> list[Check]:
     rules.require(results, "model", ["rfa", "rfmlp"])
-    checks = [check for degree in DEGREES for check in _checks(results, degree)]
+    checks: list[Check] = []
+    for degree in DEGREES:
+        slack, ratios = SLACK**degree, _ratios(results, degree)
+        # A lower bound supports "at least" if it is high enough, and refutes "at most" if too high.
+        low = [r for r in ratios if not r.bound or r.measured >= r.predicted / slack]
+        high = [r for r in ratios if not r.bound or r.measured > r.predicted * slack]
+        target, power = f"f_{{1,{degree}}}", f"((N+2)/4)^{degree}"
+        least = Check(
+            f"on {target} RFMLP needs at least {power} / {slack:g} times the examples of RFA",
+            "; ".join(map(str, low)),
+            all(r.measured >= r.predicted / slack for r in low),
+        )
+        most = Check(
+            f"on {target} RFMLP needs at most {power} x {slack:g} times the examples of RFA",
+            "; ".join(map(str, high)),
+            all(r.measured <= r.predicted * slack for r in high),
+        )
+        checks += [least] * bool(low) + [most] * bool(high)
     if not checks:
         raise Undecided(f"the largest sizes are too small for an error of {ERROR}")
     return checks
-
-
-def _checks(results: Results, degree: int) -> list[Check]:
-    """Checks of the ratio from below and from above, where it is known well enough."""
-    slack = SLACK**degree
-    ratios = _ratios(results, degree)
-    # A lower bound supports "at least" if it is high enough, and refutes "at most" if too high.
-    low = [r for r in ratios if not r.bound or r.measured >= r.predicted / slack]
-    high = [r for r in ratios if not r.bound or r.measured > r.predicted * slack]
-    target, power = f"f_{{1,{degree}}}", f"((N+2)/4)^{degree}"
-    least = Check(
-        f"on {target} RFMLP needs at least {power} / {slack:g} times the examples of RFA",
-        "; ".join(map(str, low)),
-        all(r.measured >= r.predicted / slack for r in low),
-    )
-    most = Check(
-        f"on {target} RFMLP needs at most {power} x {slack:g} times the examples of RFA",
-        "; ".join(map(str, high)),
-        all(r.measured <= r.predicted * slack for r in high),
-    )
-    return [least] * bool(low) + [most] * bool(high)
 
 
 def _ratios(results: Results, degree: int) -> list[Ratio]:

@@ -105,23 +105,18 @@ def phase_reports(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[Pha
     def watch(phase: Phase, step: Step) -> None:
         state = step.state
         refusal = "" if state.refusal is None else state.refusal.name.lower()
-        true = _true_error(phase.number, state, layer)
-        ended = step.examples, step.error, true, refusal, _heads(state)
+        true, heads = math.inf, _heads(state)
+        if state.refusal is None and phase.number in (1, 3):
+            true = _sum_error(state, layer)
+        elif state.refusal is None:
+            true = _hull_error(state, layer) if heads is None else worst_head(heads, layer)
+        ended = step.examples, step.error, true, refusal, heads
         reports.append(PhaseReport(phase.number, phase.name, *ended))
 
     rng = np.random.default_rng(seed)
     state, _ = sculpt.begin(RecoveryRun(examples, options, log, rng))
     driver.run(state, log, watch)
     return reports
-
-
-def _true_error(phase: int, state: PhaseState, layer: AttentionLayer) -> float:
-    if state.refusal is not None:
-        return math.inf
-    if phase in (1, 3):
-        return _sum_error(state, layer)
-    heads = _heads(state)
-    return _hull_error(state, layer) if heads is None else worst_head(heads, layer)
 
 
 def _sum_error(state: PhaseState, layer: AttentionLayer) -> float:
@@ -208,8 +203,15 @@ def draw(results: Results, figure: figures.Figure) -> None:
 def draw_trace(results: Results, figure: figures.SubFigure) -> None:
     """Errors by phase, those that the phases measured themselves dotted."""
     axes = figure.subplots()
-    for number, (shape, part) in enumerate(results.by("shape")):
-        traced = by_phase(part)
+    phases = [  # a cell for every phase of every cell
+        Result(
+            {**cell.parameters, "phase": n},
+            {"true": cell[f"true_{n}"], "own": cell[f"measured_{n}"]},
+        )
+        for cell in results
+        for n in ESTIMATED
+    ]
+    for number, (shape, traced) in enumerate(Results(tuple(phases)).by("shape")):
         figures.curve(axes, traced, "phase", "true", label_of(shape), number)
         at = traced.medians("own", by="phase")
         own = {phase: error for phase, error in at.items() if math.isfinite(error)}
@@ -221,19 +223,6 @@ def draw_trace(results: Results, figure: figures.SubFigure) -> None:
     polished = float(results.numbers("polished").max())
     axes.set(yscale="log", xlabel=f"phase (polished: {polished:.0e})", ylabel="relative error")
     figure.legend(loc="outside upper center")
-
-
-def by_phase(results: Results) -> Results:
-    """A cell for every phase of every cell."""
-    phases = [
-        Result(
-            {**cell.parameters, "phase": n},
-            {"true": cell[f"true_{n}"], "own": cell[f"measured_{n}"]},
-        )
-        for cell in results
-        for n in ESTIMATED
-    ]
-    return Results(tuple(phases))
 
 
 def label_of(shape: str) -> str:

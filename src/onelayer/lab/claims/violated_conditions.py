@@ -149,19 +149,14 @@ def _none_wrong(results: Results, way: str) -> Check:
     errors, count, wrong = results.numbers(f"{way} error"), 0, []
     for cell, error in zip(results, errors, strict=True):
         count += cell[f"{way} converged"]
-        if cell[f"{way} converged"] and error > _limit(way, cell["family"]):
+        limit = COARSE if way == "phases" else NOISY if FAMILIES[cell["family"]].noisy else FINE
+        if cell[f"{way} converged"] and error > limit:
             wrong.append(f"{cell['family']} {cell['step']:g}: {error:.2g}")
     return Check(
         f"{_NAMES[way]}: no layer that is called converged is wrong",
         ", ".join(wrong) or f"none of {count}; {len(results) - count} are not called so",
         not wrong,
     )
-
-
-def _limit(way: str, family: str) -> float:
-    if way == "phases":
-        return COARSE
-    return NOISY if FAMILIES[family].noisy else FINE
 
 
 def _degraded(results: Results) -> Check:
