@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,15 +10,22 @@ import numpy as np
 import onelayer as ol  # whose estimators are imported when they are used
 from onelayer import inputs
 from onelayer.lab.seeds import generator
-from onelayer.theory.targets import Target, average_power
+from onelayer.theory.targets import Target, average_power, one_position, ordered_sum
 
 if TYPE_CHECKING:
     from onelayer.features.estimators import Regressor
 
 TEST_EXAMPLES = 2000
+ORDER_TEST_EXAMPLES = 8000  # an error is compared with an exact floor: its spread is about 1 %
 BIASES = {"rfa": 0.0, "brfa": 1.0}  # times the identity
 # The paper's model has no intercept and takes tokens as they are.
 PAPER: dict[str, Any] = {"fit_intercept": False, "standardize": False}
+# Targets of degree 1 that depend on the order of the keys, by the dimension.
+ORDERED: dict[str, Callable[[int], Target]] = {
+    "one position": lambda dim: one_position(1, p=1, dim=dim),
+    "alternating sum": lambda dim: ordered_sum(dim, weights="alternating"),
+    "increasing sum": lambda dim: ordered_sum(dim, weights="increasing"),
+}
 
 
 def make_model(
@@ -104,3 +111,21 @@ def needed(
     """By the name of the target, the examples needed for an error; None where not reached."""
     sizes = [float(n) if np.isfinite(n) else None for n in curve.samples_needed(error)]
     return dict(zip([target.name for target in targets], sizes, strict=True))
+
+
+def order_floor(name: str, dim: int, keys: int) -> float:
+    """The least error, over the variance, of a function that is invariant to the order of keys.
+
+    The best such estimate of Σ_i w_i <β, x_i> is its mean over all orders,
+    (Σ_i w_i) · (1/N) Σ_i <β, x_i>.
+
+    >>> order_floor("one position", dim=8, keys=4), order_floor("alternating sum", dim=8, keys=4)
+    (0.75, 1.0)
+    """
+    total = {
+        "one position": 1.0,
+        "alternating sum": (keys % 2) / keys,
+        "increasing sum": (keys + 1) / 2,
+    }[name]
+    known = total**2 * average_power(1, dim).variance(keys)
+    return 1 - known / ORDERED[name](dim).variance(keys)

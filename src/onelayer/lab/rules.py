@@ -31,11 +31,7 @@ def no_wrong_claims(results: Results) -> Check:
 
 
 def by_tokens(values: Mapping[int, Mapping[int, float]]) -> str:
-    """List values by the number of tokens and of heads.
-
-    >>> by_tokens({2: {1: 0.5, 4: 8.0}, 3: {1: 1.0, 4: 2.0}})
-    '2 tokens: 0.5, 8; 3 tokens: 1, 2 for 1, 4 heads'
-    """
+    """List values by the number of tokens and of heads."""
     heads = ", ".join(map(str, next(iter(values.values()))))
     parts = (
         f"{tokens} tokens: {', '.join(f'{value:.2g}' for value in some.values())}"

@@ -3,23 +3,23 @@ import pytest
 from lab_cases import judged, measured
 
 from onelayer import inputs
-from onelayer.lab import order_targets
-from onelayer.lab.order_targets import TARGETS
+from onelayer.lab import learning_setup
+from onelayer.lab.learning_setup import ORDERED
 
 NAME = "order"
 
 
 def as_predicted(model, examples, keys, dim, **_):
     if model == "rfmlp":
-        return dict.fromkeys(TARGETS, 0.05)
-    return {name: 1.05 * order_targets.floor(name, dim, keys) for name in TARGETS}
+        return dict.fromkeys(ORDERED, 0.05)
+    return {name: 1.05 * learning_setup.order_floor(name, dim, keys) for name in ORDERED}
 
 
 def test_holds_as_predicted():
     assert judged(NAME, as_predicted) == ("holds", [])
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ORDERED)
 @pytest.mark.parametrize(
     ("model", "factor", "statement"),
     [
@@ -48,7 +48,7 @@ def test_attention_may_not_be_below_the_floor_at_any_size():
 
     outcome, failed = judged(NAME, measure)
     assert outcome == "fails"
-    assert len(failed) == len(TARGETS)
+    assert len(failed) == len(ORDERED)
 
 
 def test_cannot_judge_one_model():
@@ -56,15 +56,15 @@ def test_cannot_judge_one_model():
 
 
 @pytest.mark.parametrize("keys", [3, 4])
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", ORDERED)
 def test_the_floor_is_what_the_mean_over_orders_leaves(name, keys):
     X = inputs.sphere(40_000, keys + 1, 3, seed=0)
-    target = TARGETS[name](3)
+    target = ORDERED[name](3)
     values = target(X)
     turns = [np.concatenate([X[:, :1], np.roll(X[:, 1:], i, axis=1)], axis=1) for i in range(keys)]
     blind = np.mean([target(turned) for turned in turns], axis=0)
     left = np.mean((values - blind) ** 2) / np.var(values)
-    assert order_targets.floor(name, 3, keys) == pytest.approx(left, abs=0.02)
+    assert learning_setup.order_floor(name, 3, keys) == pytest.approx(left, abs=0.02)
 
 
 def test_measures_what_each_model_can_see():

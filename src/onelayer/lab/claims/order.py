@@ -7,10 +7,9 @@ number of keys. A random-feature network on all tokens side by side sees the ord
 targets.
 """
 
-from onelayer.lab import figures, order_targets, rules
+from onelayer.lab import figures, learning_setup, rules
 from onelayer.lab.claim import FIRST_PAPER, Check, Claim, Measured, Results, by_size
-from onelayer.lab.learning_setup import errors_at, make_model
-from onelayer.lab.order_targets import TARGETS, TEST_EXAMPLES
+from onelayer.lab.learning_setup import ORDER_TEST_EXAMPLES, ORDERED, errors_at, make_model
 
 ABOVE = 0.95  # least error of attention relative to the floor; below 1 for sampling error
 NEAR = 1.1  # largest error of attention relative to the floor, with the most examples
@@ -28,9 +27,9 @@ SETTINGS = by_size(
 
 def measure(model: str, examples: int, dim: int, keys: int, heads: int, seed: int) -> Measured:
     """The test errors on all targets."""
-    learned = {name: target(dim) for name, target in TARGETS.items()}
+    learned = {name: target(dim) for name, target in ORDERED.items()}
     estimator = make_model(model, heads, dim, seed)
-    return errors_at(estimator, learned, keys, examples, seed, test_examples=TEST_EXAMPLES)
+    return errors_at(estimator, learned, keys, examples, seed, test_examples=ORDER_TEST_EXAMPLES)
 
 
 RULE = f"""Median test errors on the key at position 1 and on the alternating and the increasing
@@ -44,8 +43,8 @@ def judge(results: Results) -> list[Check]:
     rfa, rfmlp = results.where(model="rfa"), results.where(model="rfmlp")
     most = max(results.of("examples"))
     checks = []
-    for target in TARGETS:
-        floor = order_targets.floor(target, results.of("dim")[0], results.of("keys")[0])
+    for target in ORDERED:
+        floor = learning_setup.order_floor(target, results.of("dim")[0], results.of("keys")[0])
         errors = rfa.medians(target, by="examples")
         learned = rfmlp.where(examples=most).median(target)
         least, last = min(errors.values()), errors[most]
@@ -65,10 +64,10 @@ def judge(results: Results) -> list[Check]:
 
 
 def draw(results: Results, figure: figures.Figure) -> None:
-    shown = {target: (results, target) for target in TARGETS}
+    shown = {target: (results, target) for target in ORDERED}
     panels = figures.panels(figure, shown, "examples", "model", str.upper, sharex=True, sharey=True)
-    for axes, target in zip(panels, TARGETS, strict=True):
-        floor = order_targets.floor(target, results.of("dim")[0], results.of("keys")[0])
+    for axes, target in zip(panels, ORDERED, strict=True):
+        floor = learning_setup.order_floor(target, results.of("dim")[0], results.of("keys")[0])
         figures.level(axes, results.of("examples"), floor, "blind to order, exact")
 
 

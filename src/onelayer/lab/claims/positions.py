@@ -7,10 +7,9 @@ encodings that are added to the token mix with it and help less. On targets that
 the order, positions cost examples.
 """
 
-from onelayer.lab import figures, order_targets, rules
+from onelayer.lab import figures, learning_setup, rules
 from onelayer.lab.claim import FIRST_PAPER, Check, Conjecture, Measured, Results, by_size
-from onelayer.lab.learning_setup import errors_at, make_model
-from onelayer.lab.order_targets import TARGETS, TEST_EXAMPLES
+from onelayer.lab.learning_setup import ORDER_TEST_EXAMPLES, errors_at, make_model
 from onelayer.theory import targets
 
 ENCODINGS = ["sinusoidal", "learned-random", "onehot"]
@@ -36,9 +35,9 @@ def measure(positions: str, examples: int, dim: int, keys: int, heads: int, seed
     """The test errors on two targets that depend on the order, and on one that does not."""
     encoding = None if positions == "none" else positions
     model = make_model("rfa", heads, dim, seed, positions=encoding)
-    learned = {name: TARGETS[name](dim) for name in ORDERED}
+    learned = {name: learning_setup.ORDERED[name](dim) for name in ORDERED}
     learned[BLIND] = targets.average_power(1, dim)
-    return errors_at(model, learned, keys, examples, seed, test_examples=TEST_EXAMPLES)
+    return errors_at(model, learned, keys, examples, seed, test_examples=ORDER_TEST_EXAMPLES)
 
 
 RULE = f"""Median test errors with the most examples, on the key at position 1 and on the
@@ -81,7 +80,7 @@ def judge(results: Results) -> list[Check]:
 
 
 def _floor(results: Results, target: str) -> float:
-    return order_targets.floor(target, results.of("dim")[0], results.of("keys")[0])
+    return learning_setup.order_floor(target, results.of("dim")[0], results.of("keys")[0])
 
 
 def draw(results: Results, figure: figures.Figure) -> None:
