@@ -128,17 +128,15 @@ def _errors(
     fit: Fit, problem: WhitenedExamples
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Squared error and squared size of the output, example by example."""
-    xp = backend.namespace(fit.theta)
-    blocks = problem.blocks(fit.heads)
+    xp, blocks = backend.namespace(fit.theta), problem.blocks(fit.heads)
 
     def squares(block: Block, rows: Array) -> np.ndarray[Any, Any]:
         rows = xp.reshape(rows, (block.keys.shape[0], -1))
         return backend.to_numpy(xp.sum(rows * rows, axis=1))
 
-    residuals = varpro.residuals_on(fit, blocks)
-    wrong = [squares(*pair) for pair in zip(blocks, residuals, strict=True)]
+    wrong = map(squares, blocks, varpro.residuals_on(fit, blocks))
     size = [squares(block, block.outputs) for block in blocks]
-    return np.concatenate(wrong), np.concatenate(size)
+    return np.concatenate(list(wrong)), np.concatenate(size)
 
 
 def mean_bound(mean: float, count: int, delta: float) -> float:

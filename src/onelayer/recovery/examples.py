@@ -16,13 +16,13 @@ from onelayer.array import backend, blocks
 from onelayer.array.backend import Array
 from onelayer.array.moments import Moments, moments
 from onelayer.data import chunks, sources
-from onelayer.data.chunks import Chunk, InMemory
+from onelayer.data.chunks import CHUNK_BYTES, Chunk, InMemory
 from onelayer.data.progress import Progress, no_progress
 from onelayer.data.sources import Source
 from onelayer.data.storage import Positions
 from onelayer.heads.softmax import allowed_pairs
 from onelayer.recovery import whitening
-from onelayer.recovery.gauss_newton.batches import Batches, Block, groups, numbers_per_row
+from onelayer.recovery.gauss_newton.batches import Batches, Block, numbers_per_row
 from onelayer.recovery.validation import ValidatedExamples, counted, without_padding
 from onelayer.recovery.whitening import Whitening
 from onelayer.span import span
@@ -129,7 +129,9 @@ class WhitenedExamples(Whitening):
         if held.in_memory and size > budget:  # what is computed from the blocks is not held
             if self.in_memory:
                 (parts,) = held.collect()
-                held = InMemory(tuple(groups(parts, size)))
+                step = max(1, len(parts) * CHUNK_BYTES // size)  # a chunk of what is computed
+                starts = range(0, len(parts), step)
+                held = InMemory(tuple(parts[start : start + step] for start in starts))
             held = held.recompute()
         return replace(batches, chunks=held)
 

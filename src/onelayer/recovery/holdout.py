@@ -29,26 +29,20 @@ def split(
     and each further pass reads them again.
     """
     n, tokens, dim, out_dim = examples.shape
-    source, device = examples.source, options.device
+    source, device, heads = examples.source, options.device, options.known_heads or 1
+    unknowns = whitening.unknowns(dim, out_dim, heads, options.rank, options.bias)
+    plenty = examples.rows * out_dim > _PLENTY * unknowns
+    # Of few examples that are plenty a larger share, so that they suffice to test for noise.
+    share = max(n // 5, min(n // 3, 2 * noise.FEWEST)) if plenty else n // 20
+    count = min(max(share, 1), MOST_HELD_OUT)
     budget = chunks.memory_budget(backend.place(source.samples[0], device))
     fits = 8 * n * tokens * (dim + out_dim) <= budget
     if source.chunks.in_memory and fits:
         (chunk,) = source.chunks.collect()
-        training_at, held_out_at = copies.split(chunk, _held_out_count(examples, options), rng)
+        training_at, held_out_at = copies.split(chunk, count, rng)
         whole = whiten(examples, options.causal, options.bias, device=device, hold_all=True)
         return whole.take(training_at), whole.take(held_out_at)
     order = rng.permutation(n) if n <= _MOST_DRAWN else rng.choice(n, _MOST_DRAWN, replace=False)
     asked = (examples.in_pieces(), options.causal, options.bias)
     streamed = whiten(*asked, order=order, device=device, progress=progress)
-    return streamed.split(_held_out_count(examples, options))
-
-
-def _held_out_count(examples: ValidatedExamples, options: Options) -> int:
-    """The number of examples to hold out: a larger share where there are plenty."""
-    n, _, dim, out_dim = examples.shape
-    heads = options.known_heads or 1
-    unknowns = whitening.unknowns(dim, out_dim, heads, options.rank, options.bias)
-    if examples.rows * out_dim <= _PLENTY * unknowns:
-        return min(max(1, n // 20), MOST_HELD_OUT)
-    # A larger share of few examples, so that they suffice to test for noise.
-    return min(max(n // 5, min(n // 3, 2 * noise.FEWEST), 1), MOST_HELD_OUT)
+    return streamed.split(count)

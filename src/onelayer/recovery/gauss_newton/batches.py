@@ -14,14 +14,12 @@ from typing import Any, TypeAlias, TypeVar
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.array.blocks import sum_over
-from onelayer.data.chunks import CHUNK_BYTES, Chunks
+from onelayer.data.chunks import Chunks
 
 T = TypeVar("T")
 R = TypeVar("R")
 PerBlock: TypeAlias = Chunks[tuple[T, ...]]  # a value for every block, chunk by chunk
 Rows: TypeAlias = PerBlock[Array]  # arrays (n·k, e)
-
-_FLOATING = ("queries", "keys", "outputs", "counted", "offset")  # fields of a block
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,8 @@ def numbers_per_row(heads: int, dim: int, tokens: int, out_dim: int) -> int:
 
 
 def _in_single(block: Block) -> Block:
-    arrays = {name: getattr(block, name) for name in _FLOATING}
-    return replace(block, **{k: backend.single(v) for k, v in arrays.items() if v is not None})
+    given = {k: v for k, v in vars(block).items() if k != "allowed" and v is not None}
+    return replace(block, **{k: backend.single(v) for k, v in given.items()})
 
 
 def map_blocks(work: Callable[..., R], first: PerBlock[T], *others: PerBlock[Any]) -> PerBlock[R]:
@@ -102,9 +100,3 @@ def _map_chunk(*arguments: Any) -> tuple[Any, ...]:
 def _sum_chunk(*arguments: Any) -> Any:
     *values, work = arguments
     return sum_over(zip(*values, strict=True), lambda place: work(*place))
-
-
-def groups(parts: tuple[Block, ...], size: int) -> list[tuple[Block, ...]]:
-    """Blocks in groups, so that of `size` bytes computed from all a group has about a chunk."""
-    step = max(1, len(parts) * CHUNK_BYTES // size)
-    return [parts[i : i + step] for i in range(0, len(parts), step)]

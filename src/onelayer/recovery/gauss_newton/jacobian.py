@@ -8,7 +8,7 @@ in each of which it is a sum over blocks. How theta changes scores is left to th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -83,7 +83,7 @@ class Jacobian:
         outputs = int(self.weights.shape[1])
         mixtures = np.linalg.qr(rng.standard_normal((outputs, count)))[0] * (outputs / count) ** 0.5
         weights = self.weights @ backend.like(mixtures, self.weights)
-        return _with_images(self.batches, self.blocks, self.attended, weights, self.inverse)
+        return replace(self, weights=weights, images=_projected(self.batches, self.blocks, weights))
 
 
 def jacobian(fit: Fit, single: bool = False) -> Jacobian:
@@ -98,7 +98,8 @@ def jacobian(fit: Fit, single: bool = False) -> Jacobian:
         elif not fit.single:
             singles = map_blocks(_single_attended, attended)
             attended = varpro.persist_attended(batches, singles, theta)
-    return _with_images(batches, blocks, attended, weights, inverse)
+    images = _projected(batches, blocks, weights)
+    return Jacobian(batches, blocks, attended, images, weights, inverse)
 
 
 def gradient(fit: Fit, products: Jacobian | None = None, space: TangentSpace = FULL_SPACE) -> Array:
@@ -108,20 +109,13 @@ def gradient(fit: Fit, products: Jacobian | None = None, space: TangentSpace = F
     return backend.double(products.vjp(fit.residuals, space))
 
 
-def _with_images(
-    batches: Batches,
-    blocks: PerBlock[Block],
-    attended: PerBlock[Attended],
-    weights: Array,
-    inverse: Array,
-) -> Jacobian:
-    """The products with these weights, tokens projected by them."""
+def _projected(batches: Batches, blocks: PerBlock[Block], weights: Array) -> Rows:
+    """Tokens as the heads project them (see `Jacobian`), held if they fit."""
     heads = (int(weights.shape[0]) - int(batches.output_bias)) // batches.dim
     projections, _ = dense.unpack_weights(weights, heads, batches.dim)
     work = partial(_images, projections=dense.side_by_side(projections), heads=heads)
     numbers = heads * weights.shape[1]
-    images = batches.persist(map_blocks(work, blocks), numbers, backend.itemsize(weights))
-    return Jacobian(batches, blocks, attended, images, weights, inverse)
+    return batches.persist(map_blocks(work, blocks), numbers, backend.itemsize(weights))
 
 
 def _single_attended(one: Attended) -> Attended:

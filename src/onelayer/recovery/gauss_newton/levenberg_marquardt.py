@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -262,6 +263,7 @@ def solve(
         image = products.gauss_newton_product(direction, metric.space)
         return image + damping * metric.times(direction)
 
+    precondition, most = partial(metric.times, power=-1.0), SETTINGS.most_products
     return conjugate_gradients(
-        product, gradient, tolerance, SETTINGS.most_products, metric.solve, stop, products.weights
+        product, gradient, tolerance, most, precondition, stop, products.weights
     )

@@ -49,15 +49,8 @@ class Metric:
     space: TangentSpace
     preconditioner: Preconditioner | None = None
 
-    def times(self, direction: Array) -> Array:
-        """The matrix of the metric times a direction in the space."""
-        return self._times(direction, 1.0)
-
-    def solve(self, direction: Array) -> Array:
-        """Nearly its inverse times a direction in the space."""
-        return self._times(direction, -1.0)
-
-    def _times(self, direction: Array, power: float) -> Array:
+    def times(self, direction: Array, power: float = 1.0) -> Array:
+        """The matrix of the metric, nearly to a power, times a direction in the space."""
         if self.preconditioner is None:
             return direction
         return self.space.project(self.preconditioner.times(direction, power))

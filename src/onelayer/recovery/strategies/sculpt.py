@@ -39,12 +39,9 @@ class SculptAndPolish:
         with threads.single_threaded_blas(cost.step_operations(training, state.heads or 1)):
             search = context.search(training, state.other)
             theta = search.of_rank(_heads_so_far(state))
-            if options.polish and state.refusal is None:
-                outcome = polish(search, theta, may_grow=options.known_heads is None)
-                fit = outcome.fit
-            else:
-                outcome = None
-                fit = varpro.fit(training.batches(search.heads_in(theta)), theta)
+            heads, polished = search.heads_in(theta), options.polish and state.refusal is None
+            outcome = polish(search, theta, options.known_heads is None) if polished else None
+            fit = outcome.fit if outcome else varpro.fit(training.batches(heads), theta)
             certificate = context.certify(fit, search, held_out)
         if state.refusal is not None:
             reason = state.refusal
