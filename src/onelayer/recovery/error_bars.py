@@ -22,7 +22,7 @@ that mean square times the 0.95-quantile of the F-distribution with 1 and K degr
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -91,14 +91,8 @@ def error_bars(
     if not largest <= sharp and np.isfinite(noise):
         bars = _by_draws(fit, few, fitted, rank, response, noise * copies**0.5, rng)
     free = np.where(response.determined, 0.0, np.inf)
-    attention, projection = bars.attention + free, bars.projection + free
-    return replace(
-        bars,
-        noise=noise,
-        attention=attention,
-        projection=projection,
-        nested=bars.nested + free.max(),
-    )
+    bounds = (bars.attention + free, bars.projection + free, bars.nested + free.max())
+    return ErrorBars(*bounds, noise, bars.smallest_singular_value)
 
 
 def _at_most(
