@@ -19,11 +19,10 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from onelayer.array import backend
 from onelayer.array.backend import Array, NumpyArray
-from onelayer.data import sets as sets_module
 from onelayer.data import sources
 from onelayer.data.chunks import Chunk, Chunks, InMemory
 from onelayer.data.dask import is_dask
-from onelayer.data.sets import SetRules, Sets
+from onelayer.data.sets import SetRules, Sets, as_sets
 from onelayer.data.sources import Source
 from onelayer.data.standardization import Standardization, TokenMoments
 from onelayer.features import validation
@@ -66,18 +65,7 @@ class ChunkReader:
         if isinstance(X, Sets):  # in memory they are checked before anything else
             return X
         X = validation.in_numpy(X) if self.to_numpy else X
-        return sets_module.as_sets(X, mask, self.rules, chunk.start)
-
-    def read(self, chunk: Chunk) -> CheckedChunk:
-        *_, y, weights = chunk.arrays
-        sets = self.sets(chunk)
-        weights = self.weight if weights is None else weights
-        if weights is not None:
-            weights = validation.as_weights(weights, sets)
-        if y is not None:
-            as_targets = validation.as_labels if self.labels else validation.as_targets
-            y = as_targets(y, sets, self.names[2])
-        return CheckedChunk(chunk.start, sets, y, weights)
+        return as_sets(X, mask, self.rules, chunk.start)
 
 
 class Summary(NamedTuple):
@@ -191,8 +179,16 @@ def _read(chunk: Chunk, reader: ChunkReader, length: int | None) -> CheckedChunk
                 f"{name} has a chunk of {array.shape[0]} rows at example {chunk.start}, "
                 f"expected {length} as it says itself"
             )
+    *_, y, weights = chunk.arrays
+    weights = reader.weight if weights is None else weights
     try:
-        return reader.read(chunk)
+        sets = reader.sets(chunk)
+        if weights is not None:
+            weights = validation.as_weights(weights, sets)
+        if y is not None:
+            as_targets = validation.as_labels if reader.labels else validation.as_targets
+            y = as_targets(y, sets, reader.names[2])
+        return CheckedChunk(chunk.start, sets, y, weights)
     except (TypeError, ValueError) as error:
         return error
 
@@ -235,7 +231,9 @@ def _rows(
         hot = hot[:, 1] if len(classes) == 2 else hot
         targets = backend.like(hot, backend.double(sets.sample))
     scale = chunk.scale
-    columns = validation.columns(targets, scale)
+    columns: Array = targets
+    columns = columns if columns.ndim == 2 else columns[:, None]
+    columns = columns if scale is None else columns * scale[:, None]
     return Chunk(start, (replace(sets, standard=standard), columns, scale))
 
 

@@ -82,8 +82,8 @@ def _errors(
 ) -> tuple[TargetSpread, NumpyArray]:
     """The spread of targets, and weighted squares (t,) of the errors of their predictions."""
     chunk, predicted, weights = _predicted(checked, predict, standard)
-    targets = backend.to_numpy(validation.columns(chunk.targets, None))
-    predicted = predicted.reshape(len(targets), -1)
+    targets = backend.to_numpy(chunk.targets).reshape(len(predicted), -1)
+    predicted = predicted.reshape(targets.shape[0], -1)
     if predicted.shape != targets.shape:
         raise ValueError(
             f"y has {targets.shape[1]} targets, expected {predicted.shape[1]} as at fit"

@@ -85,12 +85,6 @@ def as_targets(y: Any, examples: Sets, name: str = "y") -> Array:
     return backend.double(backend.as_device(backend.detached(targets), examples.sample))
 
 
-def columns(targets: Array, row_scale: Array | None) -> Array:
-    """Targets (n,) or (n, t) as (n, t), rows times their scale."""
-    found = targets if targets.ndim == 2 else targets[:, None]
-    return found if row_scale is None else found * row_scale[:, None]
-
-
 def as_labels(y: Any, examples: Sets, name: str = "y") -> NumpyArray:
     """y (n,) in numpy, one label of any kind for each example."""
     labels: NumpyArray = column_or_1d(backend.to_numpy(y) if backend.is_array(y) else y, warn=True)

@@ -17,10 +17,9 @@ from typing import Any, Protocol, Self, TypeVar
 
 from onelayer.array import backend, blocks
 from onelayer.array.backend import Array
-from onelayer.data import sets as sets_module
 from onelayer.data.chunks import Chunk
 from onelayer.data.progress import Progress, no_progress
-from onelayer.data.sets import Sets
+from onelayer.data.sets import Sets, joined
 from onelayer.data.sources import Source
 
 T = TypeVar("T")
@@ -198,7 +197,7 @@ def collect(examples: Source) -> tuple[Sets, Array, Array | None]:
         return sets[0], targets[0], scales[0]
     xp = backend.namespace(targets[0])
     scale = None if scales[0] is None else xp.concat(scales, axis=0)
-    return sets_module.joined(sets), xp.concat(targets, axis=0), scale
+    return joined(sets), xp.concat(targets, axis=0), scale
 
 
 def _on_panels(

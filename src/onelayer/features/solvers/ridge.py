@@ -34,13 +34,7 @@ from onelayer.data.progress import Progress
 from onelayer.features.progress import Track, ticking, untracked
 from onelayer.features.solvers import intercept, leave_one_out, mixed_precision, nested_sizes
 from onelayer.features.solvers.design import Design, Panels
-from onelayer.features.solvers.intercept import (
-    Alpha,
-    BorderedTargets,
-    FeatureSums,
-    Reflection,
-    RidgeSolution,
-)
+from onelayer.features.solvers.intercept import Alpha, BorderedTargets, Reflection, RidgeSolution
 from onelayer.features.solvers.nested_sizes import Columns
 
 _MIXED_FROM = 2e10  # operations; smaller problems are solved in float64
@@ -198,7 +192,9 @@ def _by_kernel(
     return [one._replace(coefficients=v) for one, v in pairs]
 
 
-def _solve_sums(sums: FeatureSums, design: Design, alpha: Alpha, track: Track) -> RidgeSolution:
+def _solve_sums(
+    sums: intercept.FeatureSums, design: Design, alpha: Alpha, track: Track
+) -> RidgeSolution:
     gram, moments, centre = sums.gram, sums.moments, sums.centre
     if alpha is None:
         weights, alphas = leave_one_out.by_features(design, sums, track)
@@ -216,12 +212,14 @@ def _solve_sums(sums: FeatureSums, design: Design, alpha: Alpha, track: Track) -
     return RidgeSolution(weights, alphas, centre.targets - centre.features @ weights)
 
 
-def _sums_of(phi: Panels, targets: Array, fit_intercept: bool, progress: Progress) -> FeatureSums:
+def _sums_of(
+    phi: Panels, targets: Array, fit_intercept: bool, progress: Progress
+) -> intercept.FeatureSums:
     """The sums over one chunk of examples, panel by panel."""
     xp = backend.namespace(targets)
     gram = backend.zeros((phi.columns, phi.columns), targets)
     moments = backend.zeros((phi.columns, targets.shape[1]), targets)
-    sums = FeatureSums(gram, moments, xp.max(xp.abs(targets), axis=0), None)
+    sums = intercept.FeatureSums(gram, moments, xp.max(xp.abs(targets), axis=0), None)
     panels = phi.row_panels()
     for done, part in enumerate(panels, start=1):
         rows, right = phi.by_rows(part), targets[part, :]
