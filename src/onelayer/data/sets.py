@@ -213,8 +213,7 @@ def _from_list(X: Iterable[Any], rules: SetRules) -> Sets:
 
 def _padded(examples: Sequence[Array]) -> tuple[Array, Array | None]:
     """Arrays (T_i, d) padded to one of shape (b, T, d), and its mask."""
-    xp = backend.namespace(examples[0])
-    lengths = [int(example.shape[0]) for example in examples]
+    xp, lengths = backend.namespace(examples[0]), [int(example.shape[0]) for example in examples]
     longest = max(lengths)
     if min(lengths) == longest:
         return xp.stack(examples), None

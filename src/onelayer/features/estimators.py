@@ -95,18 +95,17 @@ class RandomFeatureAttention(Regressor, _AttentionRidge):
     fit_intercept : bool
         Whether to fit b; without it targets are expected to be centred.
     query : {"first", "mean", "last", "none"}
-        Which token is the query x_0. With "first" it is token 0 and with "last" the last token that
-        exists; the others are keys. With "mean" it is the mean of all tokens, and all of them are
-        keys. With "none" all tokens are keys and x_0 = 0, so that f is an average of a function of
-        each token, for sets without order; `bias` has no effect on such a query. With "mean" and
-        "none" sets may have a single token.
+        Which token is the query x_0: token 0, or the last token that exists, the others being keys.
+        With "mean" it is the mean of all tokens, which are all keys. With "none" all are keys and
+        x_0 = 0, so that f is an average of a function of each token, for sets without order; `bias`
+        then has no effect. With "mean" and "none" sets may have a single token.
     positions : None or {"sinusoidal", "learned-random", "onehot"}
         The encoding of the position of a token, counted from 0 in the order of X for any `query`;
         with None keys are a set.
     standardize : bool
-        Whether to centre and scale every coordinate of the tokens, by its mean and standard
-        deviation over all tokens of the fit (with their sample weights), so that tokens have about
-        unit norm, as the scale of W_m assumes. Coordinates that do not vary are ignored.
+        Whether to centre and scale coordinates by their mean and deviation over all tokens of the
+        fit (with sample weights), so that tokens have about unit norm, as the scale of W_m assumes.
+        Coordinates that do not vary are ignored.
     random_state : None, int, numpy Generator or RandomState
         The source of randomness for the heads.
     depth : int
@@ -123,8 +122,7 @@ class RandomFeatureAttention(Regressor, _AttentionRidge):
     alpha_ : float or array of shape (targets,)
         The penalty that was used.
     X_offset_, X_scale_ : arrays of shape (dim,)
-        With `standardize`, what is subtracted from tokens and what they are divided by; the scale
-        of a coordinate that does not vary is 1.
+        With `standardize`, what is subtracted from tokens and what they are divided by.
     n_features_in_ : int
         The dimension of a token.
 

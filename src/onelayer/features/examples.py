@@ -1,8 +1,7 @@
 """Examples as users give them to estimators, read and checked chunk by chunk.
 
-X, its mask, y and the sample weights become chunks, wherever they live: examples in memory are one
-chunk. Every chunk is checked by the functions of `validation.py`, so that results and messages are
-the same in memory, from files, from functions and on a cluster.
+X, its mask, y and the sample weights become chunks; examples in memory are one chunk. All are
+checked by `validation.py`, so that results and messages are the same wherever examples live.
 """
 
 from __future__ import annotations

@@ -140,7 +140,8 @@ def learning_curve(
         )
     fitted, solutions = base.solve(model, problem, checked, "learning curve")
     errors = test.chunks.map(_squared_errors, fitted, solutions, problem.device)
-    test_error = errors.reduce(operator.add) / len(test) / spread.variance
+    variance = spread.squares / spread.weight
+    test_error = errors.reduce(operator.add) / len(test) / variance
     alphas = np.stack([one.alphas for one in solutions])
     return LearningCurve(np.array(checked), test_error, alphas)
 

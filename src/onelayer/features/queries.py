@@ -50,6 +50,5 @@ def with_query_first(tokens: Array, mask: Array | None, query: str) -> tuple[Arr
     found = xp.sum(tokens * share[:, :, None], axis=1, keepdims=True)
     if mask is not None:
         first = xp.ones((mask.shape[0], 1), dtype=mask.dtype, device=backend.device(mask))
-        left = mask & (share == 0) if query == "last" else mask
-        mask = xp.concat([first, left], axis=1)
+        mask = xp.concat([first, mask & (share == 0) if query == "last" else mask], axis=1)
     return xp.concat([found, tokens], axis=1), mask

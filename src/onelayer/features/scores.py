@@ -31,10 +31,6 @@ class TargetSpread:
     least: NumpyArray
     most: NumpyArray
 
-    @property
-    def variance(self) -> NumpyArray:
-        return self.squares / self.weight
-
     def __add__(self, other: TargetSpread) -> TargetSpread:
         weight = self.weight + other.weight
         share = other.weight / weight if weight > 0 else 0.0

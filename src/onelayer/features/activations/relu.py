@@ -202,8 +202,7 @@ def _flat(array: Array) -> Array:
 
 def _positions(condition: Array) -> Array:
     """Where in the flattened array the condition holds."""
-    (positions,) = backend.namespace(condition).nonzero(_flat(condition))
-    return positions
+    return backend.namespace(condition).nonzero(_flat(condition))[0]
 
 
 RELU = Activation("relu", backend.relu, homogeneous=True, moments=_replace_by_moments, work=_WORK)
