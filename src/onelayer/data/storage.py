@@ -24,7 +24,10 @@ Positions: TypeAlias = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Storage(ABC):
-    """Arrays by their names, at least one of them in this kind of storage, all cut alike."""
+    """Arrays by their names, at least one of them in this kind of storage, all cut alike.
+
+    The others are arrays in memory, or in a storage that comes later in `sources.STORAGES`.
+    """
 
     given: Mapping[str, Any]
 
@@ -46,7 +49,10 @@ class Storage(ABC):
 
     @abstractmethod
     def mapped(self, work: Work, row_shape: Shape, dtype: Any) -> Any:
-        """`work(chunk)`, an array (len(chunk), *row_shape), of all chunks, in this storage."""
+        """`work(chunk)`, an array (len(chunk), *row_shape), of all chunks.
+
+        In this storage where that is natural, else as a numpy array.
+        """
 
 
 def plain_array(value: Any, name: str) -> Array:

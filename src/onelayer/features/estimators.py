@@ -17,7 +17,14 @@ from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 from onelayer.array import backend, checks
 from onelayer.array.backend import Array, NumpyArray
 from onelayer.data.sets import SetRules, Sets
-from onelayer.features import attention_features, mlp_features, queries, scores, validation
+from onelayer.features import (
+    activations,
+    attention_features,
+    mlp_features,
+    queries,
+    scores,
+    validation,
+)
 from onelayer.features.base import RidgeEstimator, SetEstimator
 from onelayer.features.kernels.functions import attention_kernel_for
 from onelayer.features.models import FeatureModel, KernelModel, RidgeModel, features_of
@@ -36,7 +43,8 @@ def _draw_attention(estimator: Any, sets: Sets) -> attention_features.AttentionM
     seed = int(rng.integers(2**63))
     encoding = PositionalEncoding(estimator.positions, sets.dim, sets.longest, seed)
     query = queries.checked(estimator.query)
-    drawn = attention_features.draw(heads, bias, encoding, depth, rng, query, sets.varying)
+    relu = activations.get("relu")
+    drawn = attention_features.draw(heads, bias, encoding, depth, rng, query, sets.varying, relu)
     return drawn.like(sets.sample)
 
 
@@ -192,8 +200,8 @@ class RandomFeatureMLP(Regressor):
 
     def _draw(self, sets: Sets) -> RidgeModel:
         features = checks.positive_int(self.features, "features")
-        rng = validation.generator(self.random_state)
-        drawn = mlp_features.draw(features, sets.longest, sets.dim, rng, sets.varying)
+        rng, relu = validation.generator(self.random_state), activations.get("relu")
+        drawn = mlp_features.draw(features, sets.longest, sets.dim, rng, sets.varying, relu)
         return FeatureModel(drawn.like(sets.sample))
 
 

@@ -13,6 +13,7 @@ from sklearn.base import clone
 from onelayer.array import backend, checks
 from onelayer.array.backend import NumpyArray
 from onelayer.data.chunks import Chunk
+from onelayer.data.sources import Source
 from onelayer.features import base, scores, validation
 from onelayer.features.estimators import Regressor
 from onelayer.features.models import RidgeModel
@@ -86,8 +87,7 @@ def learning_curve(
     The error is the mean squared error over the variance of the target on the test set: the best
     constant has error 1. Features are drawn once, so the result is that of fitting at every size
     with the same `random_state` (if the longest set is among the first examples, where features
-    depend on it). What the sizes share, the Gram matrix and for a given alpha its factor, is
-    computed once.
+    depend on it).
 
     Parameters
     ----------
@@ -131,6 +131,16 @@ def learning_curve(
     targets, expected = test.samples[1].shape[1], problem.examples.samples[1].shape[1]
     if targets != expected:
         raise ValueError(f"y_test has {targets} targets, expected {expected} as y has")
+    variance = _variance(test)
+    fitted, solutions = base.solve(model, problem, checked, "learning curve")
+    errors = test.chunks.map(_squared_errors, fitted, solutions, problem.device)
+    test_error = errors.reduce(operator.add) / len(test) / variance
+    alphas = np.stack([one.alphas for one in solutions])
+    return LearningCurve(np.array(checked), test_error, alphas)
+
+
+def _variance(test: Source) -> NumpyArray:
+    """The variance of each target, refused if it is zero."""
     spread = test.chunks.map(_spread).reduce(operator.add)
     constant = (spread.most == spread.least) | (spread.squares == 0)  # either may underflow
     if constant.any():
@@ -138,12 +148,8 @@ def learning_curve(
             f"y_test is constant in target {int(np.argmax(constant))}, expected targets that vary: "
             "errors are relative to their variance"
         )
-    fitted, solutions = base.solve(model, problem, checked, "learning curve")
-    errors = test.chunks.map(_squared_errors, fitted, solutions, problem.device)
-    variance = spread.squares / spread.weight
-    test_error = errors.reduce(operator.add) / len(test) / variance
-    alphas = np.stack([one.alphas for one in solutions])
-    return LearningCurve(np.array(checked), test_error, alphas)
+    variance: NumpyArray = spread.squares / spread.weight
+    return variance
 
 
 def _spread(chunk: Chunk) -> TargetSpread:

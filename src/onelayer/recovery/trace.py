@@ -38,7 +38,7 @@ class TraceRow:
     note : str
         What was measured or decided, in words; empty for most steps.
     phase : int or None
-        Number of the phase, 1 to 6, for rows of the six phases.
+        Number of the phase: 1 to 6 for those of the paper, larger for measurements between them.
     """
 
     step: int

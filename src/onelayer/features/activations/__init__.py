@@ -14,7 +14,7 @@ ACTIVATIONS: dict[str, Activation] = {one.name: one for one in (RELU,)}
 
 
 def get(name: Any) -> Activation:
-
+    """The activation of a name, which must be one of `ACTIVATIONS`."""
     if not isinstance(name, str) or name not in ACTIVATIONS:
         expected = ", ".join(map(repr, ACTIVATIONS))
         raise ValueError(f"activation is {name!r}, expected one of {expected}")

@@ -108,7 +108,7 @@ def phase_reports(X: Any, Y: Any, layer: AttentionLayer, seed: Seed) -> list[Pha
         true, heads = math.inf, _heads(state)
         if state.refusal is None and phase.number in (1, 3):
             true = _sum_error(state, layer)
-        elif state.refusal is None:
+        elif state.refusal is None and phase.number <= 6:
             true = _hull_error(state, layer) if heads is None else worst_head(heads, layer)
         ended = step.examples, step.error, true, refusal, heads
         reports.append(PhaseReport(phase.number, phase.name, *ended))

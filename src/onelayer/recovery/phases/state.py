@@ -95,8 +95,8 @@ class Step:
 
     state: PhaseState
     examples: int  # number of examples that were used
-    error: float  # of its estimate, as measured
-    note: str  # how the error was measured
+    error: float  # of its estimate, as measured; or the number that a mere measurement found
+    note: str  # how it was measured
     refused: bool = False  # whether the state has only what was estimated until the phase failed
 
 
