@@ -29,6 +29,7 @@ def benchmark_module():
     return scripts.module(FOLDER / "recovery.py")
 
 
+@pytest.mark.slow
 def test_recovery_is_timed_beside_its_peers():
     pytest.importorskip("torch")
     arguments = ["--seeds", "1", "--sizes", "4,3,2,1", "--budget", "0.5"]
@@ -43,6 +44,7 @@ def test_recovery_is_timed_beside_its_peers():
     assert "seed 0: recover" in progress
 
 
+@pytest.mark.slow
 def test_layers_of_a_model_and_random_ones_are_recovered(tmp_path):
     arguments = ["--model", write_model(tmp_path, bias=True), "--layers", "0", "2"]
     arguments += ["--random", "2", "--shape", "2,5,2", "--examples", "900", "--amplitudes", "0.8"]
@@ -70,6 +72,7 @@ def test_successes_are_counted_against_equations_per_unknown():
     assert "at 6: 1 of 1" in progress
 
 
+@pytest.mark.slow
 @needs_bars
 def test_bars_are_compared_with_true_errors(tmp_path):
     out = ["--out", tmp_path / "bars.jsonl"]
@@ -91,6 +94,7 @@ def test_bars_are_compared_with_true_errors(tmp_path):
     assert progress.startswith("4 of 4 runs are in ")
 
 
+@pytest.mark.slow
 @needs_bars
 def test_misfits_and_right_models_are_counted():
     sizes = ["--dims", "4", "--examples", "60", "90", "--max-seconds", "0.5", "--jobs", "1"]
@@ -104,6 +108,7 @@ def test_misfits_and_right_models_are_counted():
     assert "raised" not in progress
 
 
+@pytest.mark.slow
 def test_learning_curves_are_timed_beside_scikit_learn_and_the_machine():
     sizes = ["--heads", "20", "--largest", "64", "--dim", "4", "--keys", "4", "--product", "64"]
     (header, *rows), progress = table("learning_curves.py", "--models", "rfa", "rfmlp", *sizes)
@@ -128,6 +133,7 @@ def test_learning_curves_are_timed_beside_scikit_learn_and_the_machine():
     assert "one large product: " in progress
 
 
+@pytest.mark.slow
 def test_phases_are_timed_and_compared_with_the_truth():
     rows, progress = table("sculpt.py", "--quick")
     header, *rows = rows
@@ -152,6 +158,7 @@ def test_phases_are_timed_and_compared_with_the_truth():
     assert "1, 7, 2, 4000 seed 0: 1 crude sum" in progress
 
 
+@pytest.mark.slow
 def test_memory_and_time_are_measured_as_files_grow():
     arguments = ["--sizes", "3000", "--heads", "4", "--chunk", "0.1"]
     (header, *rows), progress = table("scale.py", "disk", *arguments)
@@ -347,6 +354,7 @@ def test_peers_compute_the_same_layer(benchmark_module):
     np.testing.assert_allclose(outputs.numpy().reshape(5, 3, 4), layer(X), atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stepper", ["adam", "lbfgs"])
 def test_peers_arrive_and_give_up(benchmark_module, stepper):
     ol = benchmark_module.ol
@@ -361,6 +369,7 @@ def test_peers_arrive_and_give_up(benchmark_module, stepper):
     assert benchmark_module.descend(X, layer(X), layer, steps, 0, 1e-9) == np.inf
 
 
+@pytest.mark.slow
 def test_offsets_and_scales_are_shown_not_to_matter():
     (header, *rows), _ = table("raw_data.py", "--examples", "30", "--heads", "4")
     assert header[:4] == ["estimator", "examples", "as it is", "y + 10³"]

@@ -31,6 +31,7 @@ def rows_of(printed):
     return {row[0]: row[1:] for row in cells}
 
 
+@pytest.mark.slow
 def test_the_example_measures_a_model_beside_random_layers(model, tmp_path):
     output = tmp_path / "new" / "figures"
     printed, stderr = scripts.output(SCRIPT, "--model", model, "--random", "2", "-o", output)

@@ -26,6 +26,7 @@ def digits():
     return scripts.module(FOLDER / "digits_as_sets.py")
 
 
+@pytest.mark.slow
 def test_digits_are_read_as_sets_and_as_flat_pixels():
     printed, stderr = scripts.output(FOLDER / "digits_as_sets.py", *TINY["digits_as_sets.py"])
     assert stderr == ""
@@ -44,6 +45,7 @@ def test_digits_are_read_as_sets_and_as_flat_pixels():
     ]
 
 
+@pytest.mark.slow
 def test_bars_are_shown_beside_errors_for_examples_of_all_kinds():
     name = "inputs_as_they_come.py"
     printed, stderr = scripts.output_of_process(FOLDER / name, *TINY[name])
@@ -58,6 +60,7 @@ def test_bars_are_shown_beside_errors_for_examples_of_all_kinds():
     assert "pass causal=True" in advice
 
 
+@pytest.mark.slow
 def test_a_claim_of_ones_own_is_measured_and_reported(tmp_path):
     printed, stderr = scripts.output(
         FOLDER / "own_claim.py", *TINY["own_claim.py"], "--folder", tmp_path

@@ -173,6 +173,7 @@ def test_blocks_give_what_one_block_gives(xp_array, monkeypatch, causal):
     assert len(seen) == 4
 
 
+@pytest.mark.slow
 def test_memory_beyond_the_result_is_bounded():
     layer = AttentionLayer.random(heads=8, dim=8)
     X = inputs.boolean(50_000, 4, 8)

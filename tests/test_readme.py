@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from onelayer.lab.claims import known
 
 README = Path(__file__).parents[1] / "README.md"
@@ -16,6 +18,7 @@ def code_of(page):
     return "\n".join(blocks)
 
 
+@pytest.mark.slow
 def test_examples_of_the_readme_run_in_a_new_process(tmp_path):
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", code_of("README.md")],

@@ -84,6 +84,7 @@ NORMS = ("attention.", "")  # after attention, and after the network
 # Whole runs
 
 
+@pytest.mark.slow
 def test_a_layer_is_recovered_and_takes_its_place_in_the_model(model, tmp_path):
     arguments = ["--model", model, "--layer", "1", "--examples", "600", "--device", "cpu"]
     printed, stderr = scripts.output(EXAMPLE, *arguments, "-o", tmp_path / "new" / "out")
@@ -114,6 +115,7 @@ def test_a_layer_is_recovered_and_takes_its_place_in_the_model(model, tmp_path):
     assert saved.distance(true).output_bias < 1e-9
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_not_recovered_is_shown_and_not_written(
     example, model, tmp_path, capsys, monkeypatch
 ):
@@ -128,6 +130,7 @@ def test_a_layer_that_is_not_recovered_is_shown_and_not_written(
     assert {path.name for path in tmp_path.iterdir()} == {"layer-0.png", "layer-0.svg"}
 
 
+@pytest.mark.slow
 def test_the_same_figure_is_the_same_file(example, model, tmp_path):
     layer = ol.AttentionLayer.from_safetensors(model / "model.safetensors")
     sentence = ["[CLS]", "the", "[SEP]"], np.eye(3, DIM)

@@ -65,6 +65,7 @@ def nobody_is_connected():
     return True
 
 
+@pytest.mark.slow
 def test_examples_are_read_block_by_block(file, output):
     result = run("recover", file, "-o", output, "--heads", 2)
     assert result.exit_code == 0, result.output
@@ -79,6 +80,7 @@ def test_examples_are_read_by_the_workers_of_a_cluster(file, output, address):
     assert nobody_is_connected()
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own(tmp_path, examples, output, address):
     """Without a word on standard error, whatever Dask logs there when a client leaves."""
     in_folder(tmp_path / "folder", examples)
@@ -155,6 +157,7 @@ def test_a_cluster_without_dask(tmp_path, output, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_does_not_answer(tmp_path, output, monkeypatch):
     monkeypatch.setattr("onelayer.data.dask._PATIENCE", 1)
     result = run("recover", tmp_path, "-o", output, "--cluster", "tcp://127.0.0.1:1")

@@ -72,6 +72,7 @@ def test_demo_recovers_a_layer_and_says_how_well():
     assert max(errors) < 1e-6
 
 
+@pytest.mark.slow
 def test_demo_that_fails_says_so():
     result = run("demo", "--heads", 3, "--dim", 4, "--examples", 6)
     assert result.exit_code == 1
@@ -80,6 +81,7 @@ def test_demo_that_fails_says_so():
     assert "advice Use more examples" in text
 
 
+@pytest.mark.slow
 def test_demo_runs_on_its_own():
     result = run_alone("demo", "--heads", 2, "--dim", 4, "--examples", 100)
     assert result.returncode == 0
@@ -119,6 +121,7 @@ def test_layer_behind_a_safetensors_file_is_recovered(tmp_path, examples, layer,
     assert AttentionLayer.load(output).distance(layer).attention.max() < 1e-9
 
 
+@pytest.mark.slow
 def test_compressed_and_single_precision_files_do_too(tmp_path, examples, layer, output):
     file = tmp_path / "examples.npz"
     np.savez_compressed(file, **{name: a.astype(np.float32) for name, a in examples.items()})
@@ -152,6 +155,7 @@ def test_an_old_layer_is_replaced(file, output):
     assert_no_rubbish(output.parent, file.name, output.name)
 
 
+@pytest.mark.slow
 def test_the_installed_command_is_this_one(file, output):
     script = Path(sys.executable).with_name("onelayer")
     result = subprocess.run(
@@ -350,6 +354,7 @@ def test_a_safetensors_file_cut_short(tmp_path, examples, output):
     assert_refused(run("recover", file, "-o", output), "is not a whole safetensors file")
 
 
+@pytest.mark.slow
 def test_a_damaged_compressed_file(tmp_path, layer, output):
     X = inputs.gaussian(50, 3, 4)
     file = tmp_path / "examples.npz"
@@ -491,6 +496,7 @@ def test_a_disk_that_is_full(file, output, monkeypatch):
     assert_no_rubbish(output.parent, file.name, output.name)
 
 
+@pytest.mark.slow
 def test_refusals_in_a_process_of_its_own_have_no_trace(tmp_path):
     result = run_alone("recover", tmp_path / "none.npz", "-o", tmp_path / "layer.safetensors")
     assert_refused(result, "No such file or directory")
@@ -499,6 +505,7 @@ def test_refusals_in_a_process_of_its_own_have_no_trace(tmp_path):
 # Interruption
 
 
+@pytest.mark.slow
 def test_interruption_ends_in_one_line_and_leaves_files_whole(tmp_path, output):
     X = inputs.gaussian(2000, 4, 16)
     Y = np.random.default_rng(1).standard_normal(X.shape)
@@ -527,6 +534,7 @@ def test_interruption_is_told_without_a_terminal_too(file, output, monkeypatch, 
     assert capsys.readouterr().err.strip() == "onelayer: interrupted; nothing was written"
 
 
+@pytest.mark.slow
 def test_interruption_of_a_survey(sound):
     status, printed, text = run_and_interrupt(
         b"of 1000000 random layers measured", "conditions", sound, "--survey", 1_000_000
@@ -598,6 +606,7 @@ def folder(tmp_path):
     return place, layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "error"), [("--polish", 1e-9), ("--no-polish", 0.05)])
 def test_a_folder_of_arrays_is_sculpted(folder, output, option, error):
     place, layer = folder

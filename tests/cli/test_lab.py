@@ -124,6 +124,7 @@ def test_what_the_caller_got_wrong_is_one_line(arguments, message):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_report_shows_each_claim_as_it_was_run_last(tmp_path):
     run("claims", "run", "double", "--quick")
     run("claims", "run", "double", "--set", "number=7")
@@ -157,6 +158,7 @@ def test_long_errors_are_cut(monkeypatch):
     assert "... or: two is too much" in words(run("claims", "show", "falter").stdout)
 
 
+@pytest.mark.slow
 def test_a_figure_that_breaks_costs_no_other(tmp_path):
     run("claims", "run", "double")
     known = claims.known()
@@ -199,6 +201,7 @@ def test_cells_are_exported(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_an_interruption_is_told_and_leaves_a_file_to_go_on_with(tmp_path):
     """The true command, with a claim that takes its time, interrupted as a terminal does it."""
     command = [sys.executable, "-m", "onelayer.cli", "claims", "run", "expressivity", "--set",

@@ -272,6 +272,7 @@ class Counted:
             file.write("unpacked\n")
 
 
+@pytest.mark.slow
 def test_what_all_chunks_share_travels_once(cluster, tmp_path):
     shared = Counted(tmp_path / "log")
     found = on_cluster(range(20), cluster).map(lambda i, counted: (i, len(counted.load)), shared)
@@ -316,6 +317,7 @@ def test_work_goes_to_where_large_values_are(cluster):
     assert all(made_at == worked_at for made_at, worked_at in found)
 
 
+@pytest.mark.slow
 def test_values_do_not_pile_up_until_the_last_is_there(cluster):
     held = []
 
@@ -344,6 +346,7 @@ def die_once(value, marker, when):
     return np.float64(value) / 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holding", [False, True])
 def test_a_worker_that_dies_changes_nothing(cluster, tmp_path, holding):
     values = [float(i) for i in range(30)]
@@ -375,6 +378,7 @@ def failing_once(value, marker):
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("take", [lambda one: one.collect(), lambda one: one.reduce(operator.add)])
 def test_what_has_failed_is_computed_again_when_it_is_asked_for_again(cluster, tmp_path, take):
     from dask import delayed
@@ -399,6 +403,7 @@ def happens(what, within=10):
     return what()
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_nothing_to_do(cluster):
     from dask import delayed
 

@@ -53,6 +53,7 @@ def test_a_scheduler_that_goes_away_is_told():
             cancelled_work()
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_does_not_answer_is_told(monkeypatch):
     monkeypatch.setattr(clusters, "_PATIENCE", 1)
     with pytest.raises(OSError, match=r"no Dask scheduler answers at tcp://127.0.0.1:1: "):

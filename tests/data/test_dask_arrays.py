@@ -114,6 +114,7 @@ def test_without_a_cluster_means_without_a_client_in_use(da, local_cluster):
             assert type(source({"X": lazy}).chunks) is OnCluster
 
 
+@pytest.mark.slow
 def test_code_on_a_worker_goes_through_dask_arrays_too(da, cluster):
     def there():
         import dask.array
@@ -136,6 +137,7 @@ def test_arrays_in_zarr_and_hdf5_are_read_chunk_by_chunk(da, tmp_path):
             np.testing.assert_array_equal(found.rows(np.array([6, 7]))[0], X[6:8])
 
 
+@pytest.mark.slow
 def test_zarr_is_read_by_the_workers(da, cluster, tmp_path):
     zarr = pytest.importorskip("zarr")
     group = zarr.create_array(tmp_path / "X.zarr", shape=X.shape, chunks=(7, 3, 2), dtype="f8")
@@ -153,6 +155,7 @@ def killed_once(block, marker, block_info=None):
     return block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holding", [False, True])
 def test_a_worker_that_dies_while_it_reads_changes_nothing(da, cluster, tmp_path, holding):
     plain = da.from_array(X, chunks=(3, 3, 2))

@@ -66,6 +66,7 @@ def test_only_names_travel(path):
     assert len(pickle.dumps(dict(files.dask_arrays(larger)["X"].dask))) < 50_000
 
 
+@pytest.mark.slow
 def test_chunks_are_read_by_the_workers(cluster, path, monkeypatch):
     monkeypatch.chdir(path.parent)  # where the workers are not
     lazy = files.dask_arrays(path.name)

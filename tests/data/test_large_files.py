@@ -21,6 +21,7 @@ def file(tmp_path, monkeypatch):
     return tmp_path / "X.npy"
 
 
+@pytest.mark.slow
 def test_files_are_cut_by_the_bytes_of_all_arrays_together(file):
     mapped = np.load(file, mmap_mode="r")
     assert source({"X": mapped}).starts.tolist() == [0, 6, 12, 18, 20]
@@ -102,6 +103,7 @@ def test_what_was_written_into_a_private_mapping_stays(tmp_path, gone_through):
     assert np.load(tmp_path / "X.npy").max() == 1.0
 
 
+@pytest.mark.slow
 @needs_smaps
 def test_a_pass_over_a_large_file_takes_little_memory(tmp_path):
     """64 MB in chunks of 1 MB: in a process of its own, whose largest size is told at the end."""

@@ -59,6 +59,7 @@ def test_lists_may_be_masks(xp_array):
     assert to_numpy(sets.block(slice(1, 2))[1]).tolist() == [[True, False, True]]
 
 
+@pytest.mark.slow
 @given(examples=small_raggeds())
 def test_lists_are_padded_within_a_block(xp_array, examples):
     sets = as_sets([xp_array(example) for example in examples.examples])

@@ -94,6 +94,7 @@ def test_padding_leaves_the_positions_of_the_others_alone(kind):
     np.testing.assert_allclose(np.concatenate(alone), padded, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("masked", [False, True])
 @given(order=st.permutations(range(1, 5)), seed=st.integers(0, 2**32 - 1))

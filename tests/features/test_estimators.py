@@ -193,6 +193,7 @@ def test_a_network_takes_shorter_sets_as_if_filled_up_with_zeros():
     np.testing.assert_allclose(model.predict(X_TEST[:, :2]), model.predict(filled), atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REGRESSORS)
 @given(lengths=st.lists(st.integers(2, 4), min_size=2, max_size=6), seed=st.integers(0, 2**32 - 1))
 def test_a_list_and_an_array_with_a_mask_are_the_same(name, lengths, seed):

@@ -105,6 +105,7 @@ def test_one_weight_serves_all(there):
     close(attention().fit(there(X), Y, sample_weight=3).coef_, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_curve_is_the_same_anywhere(there, name):
     expected = ol.learning_curve(
@@ -141,6 +142,7 @@ def test_scores_are_those_of_scikit_learn(there):
     assert model.score(there(X_TEST), Y_TEST, mask=MASK_TEST) == pytest.approx(masked, abs=1e-10)
 
 
+@pytest.mark.slow
 def test_classes_are_the_same_anywhere(there):
     for labels in (LABELS, LABELS == "low", np.searchsorted(["low", "mid", "top"], LABELS) + 5.0):
         here = classifier().fit(X, labels, sample_weight=WEIGHT)
@@ -258,6 +260,7 @@ def test_functions_may_give_tensors():
 # Killed workers
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_in_a_fit_changes_nothing(cluster, tmp_path):
     """In the third pass, which chooses the penalty; the worker's return takes a second."""
     model = attention(alpha="loo")
@@ -273,6 +276,7 @@ def test_a_worker_that_dies_in_a_fit_changes_nothing(cluster, tmp_path):
 # Memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "function"])
 def test_a_fit_holds_one_chunk_at_a_time(request, monkeypatch, tmp_path, kind):
     examples = inputs.sphere(2**14, 16, 8)

@@ -34,6 +34,7 @@ SOME = settings(max_examples=8)  # every one of them fits a model
 sizes = st.floats(-6, 6).map(lambda power: 10.0**power)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @SOME
 @given(offset=st.floats(-6, 6).map(lambda power: 10.0**power), sign=st.sampled_from([-1, 1]))

@@ -32,6 +32,7 @@ def expected_to_fail(estimator):
 
 
 # Some checks draw tokens of norm 100, beside whose features a penalty of 1e-3 is lost in rounding.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:ridge regression with alpha=0.001 is singular")
 @parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected_to_fail)
 def test_estimators_keep_the_contract_of_scikit_learn(estimator, check):

@@ -106,6 +106,7 @@ def test_interrupted_write_leaves_the_old_file_whole(path, monkeypatch, step, er
     assert os.listdir(path.parent) == [path.name]
 
 
+@pytest.mark.slow
 def test_file_cut_short_anywhere_is_refused(path):
     whole = saved_bytes(path)
     for length in range(len(whole)):

@@ -110,6 +110,7 @@ def test_heat_maps_of_zeros_are_drawn():
     assert figure.axes[0].get_images()[0].get_clim() == (-1.0, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file_format", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_rendered_file_depends_on_the_results_alone(file_format, start):
     content = rendered(file_format)

@@ -533,6 +533,7 @@ def contrast(one, other):
     return (light + 0.05) / (dark + 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "order"),
     [
@@ -556,6 +557,7 @@ def test_table_is_sorted_by_a_click(visit, page, column, order):
     assert titles(visited) == ties.get(column, order[::-1])
 
 
+@pytest.mark.slow
 def test_table_is_sorted_by_keyboard(visit, page):
     visited = visit(page)
     visited.evaluate("document.querySelector('#claims a').focus()")
@@ -569,6 +571,7 @@ def test_table_is_sorted_by_keyboard(visit, page):
     assert "solid 3px" in outline
 
 
+@pytest.mark.slow
 def test_figures_are_seen(visit, page):
     visited = visit(page)
     sizes = visited.evaluate("[...document.images].map(i => [i.naturalWidth, i.clientWidth])")
@@ -576,6 +579,7 @@ def test_figures_are_seen(visit, page):
     assert all(natural > 0 and 500 < width < 800 for natural, width in sizes)
 
 
+@pytest.mark.slow
 def test_page_is_whole_without_scripts(visit, page):
     visited = visit(page, scripts=False)
     assert titles(visited) == ["Middle", "Zero", "Alpha", "Never"]
@@ -584,6 +588,7 @@ def test_page_is_whole_without_scripts(visit, page):
     assert visited.evaluate("document.querySelectorAll('section details table').length") == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 800, 1300])
 def test_page_is_never_wider_than_the_screen(visit, width):
     far = dict.fromkeys((f"value {number}" for number in range(40)), 0.123456)
@@ -593,6 +598,7 @@ def test_page_is_never_wider_than_the_screen(visit, width):
     assert widths(visited) == [width, width]
 
 
+@pytest.mark.slow
 def test_table_is_still_a_table_on_a_phone(visit, page):
     visited = visit(page, width=360)
     nodes = visited.call("Accessibility.getFullAXTree")["nodes"]
@@ -606,6 +612,7 @@ def test_table_is_still_a_table_on_a_phone(visit, page):
     assert visited.evaluate(f"document.querySelectorAll('{silent}').length") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_colours_can_be_read(visit, page, dark):
     visited = visit(page, dark=dark)
@@ -618,6 +625,7 @@ def test_colours_can_be_read(visit, page, dark):
     assert colour(visited, "html", "backgroundColor") == [255, 255, 255]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scripts", [True, False])
 def test_text_from_anywhere_is_shown_as_text(visit, scripts):
     """Also where nothing would stop a script but that it is text: the policy is taken out."""
@@ -668,6 +676,7 @@ def test_text_from_anywhere_is_shown_as_text(visit, scripts):
         assert found["text"].count(attack) >= 30
 
 
+@pytest.mark.slow
 def test_policy_stops_what_is_not_the_pages_own(browser, tmp_path):
     """The second line of defence: a script that did get in is not run."""
     file = tmp_path / "page.html"

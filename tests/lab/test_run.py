@@ -117,6 +117,7 @@ def test_no_more_processes_than_cells(store, monkeypatch):
     assert asked == [4]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_costs_its_own_cell_only(store):
     final = run([Plan(lab_fakes.claim(lab_fakes.die), "quick")], store, workers=2)
     assert (final.done, final.failed) == (3, 1)
@@ -169,6 +170,7 @@ def intact(store):
     return verdict == ("ok",)
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_nothing_is_lost_repeated_or_corrupt(program, store, tmp_path):
     log, count, kills = tmp_path / "log", 18, 2
     ends = []
@@ -186,6 +188,7 @@ def test_killed_again_and_again_nothing_is_lost_repeated_or_corrupt(program, sto
     assert taken(store) == []
 
 
+@pytest.mark.slow
 def test_two_runs_on_one_file_share_the_work(program, store, tmp_path):
     log = tmp_path / "log"
     children = [program("logged", store, log, 16, 0.05, 2) for _ in range(2)]
@@ -194,6 +197,7 @@ def test_two_runs_on_one_file_share_the_work(program, store, tmp_path):
     assert finished(store) == set(range(16))
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_what_another_is_at_and_takes_over_when_it_dies(program, store, tmp_path):
     log = tmp_path / "log"
     slow = program("logged", store, log, 1, 60, 1)
@@ -229,6 +233,7 @@ def taken(store):
         return [owner for (owner,) in file.execute("SELECT owner FROM taken")]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_what_is_finished_and_nothing_running(program, store, tmp_path):
     log = tmp_path / "log"
     child = program("logged", store, log, 80, 0.05, 2)

@@ -105,6 +105,7 @@ def test_a_cell_that_kills_workers_of_a_cluster_is_a_failure_of_its_own(store, m
     assert (final.done, final.failed) == (3, 1)
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_does_not_answer_is_told(store, monkeypatch):
     pytest.importorskip("distributed")
     monkeypatch.setattr("onelayer.data.dask._PATIENCE", 1)

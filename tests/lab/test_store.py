@@ -173,6 +173,7 @@ def test_a_folder_that_is_not_there_is_told(tmp_path):
         Store(tmp_path / "missing" / "lab.sqlite").record(record())
 
 
+@pytest.mark.slow
 def test_a_file_cut_short_is_told_and_never_half_read(store):
     for i in range(200):
         store.record(record(str(i)))
@@ -194,6 +195,7 @@ def test_a_transaction_that_breaks_leaves_nothing(store):
     assert [r.key for r in store.results()] == ["a"]
 
 
+@pytest.mark.slow
 def test_a_file_that_another_program_holds_is_waited_for(store):
     store.record(record("a"))
     holder = sqlite3.connect(store.path, isolation_level=None, check_same_thread=False)
@@ -206,6 +208,7 @@ def test_a_file_that_another_program_holds_is_waited_for(store):
     holder.close()
 
 
+@pytest.mark.slow
 def test_a_file_that_is_held_for_too_long_is_told(store, monkeypatch):
     monkeypatch.setattr(store_module, "_WAIT", 0.2)
     store.record(record("a"))

@@ -39,6 +39,7 @@ def bits(layer):
 # Exact recovery
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -75,6 +76,7 @@ def test_inputs_on_the_sphere_do(scale):
     assert_exact(recover(X, Y, heads=2), layer, within=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 2])
 def test_low_rank_is_used_where_it_is_known(xp_array, rank):
     layer, X, Y = examples(n=60, dim=5, rank=rank)
@@ -84,6 +86,7 @@ def test_low_rank_is_used_where_it_is_known(xp_array, rank):
     assert set(ranks) == {rank}
 
 
+@pytest.mark.slow
 def test_low_rank_needs_fewer_examples():
     layer, X, Y = examples(n=22, dim=8, rank=1, out_dim=2, tokens=4)
     assert not recover(X, Y, heads=2, restarts=0, max_steps=60).converged
@@ -96,6 +99,7 @@ def test_a_rank_of_the_whole_dimension_is_no_restriction():
     assert bits(plain.layer) == bits(whole.layer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"rank": 2}, {"out_dim": 2}])
 def test_biases_are_found(xp_array, options):
     layer, X, Y = examples(bias=True, **options)
@@ -121,6 +125,7 @@ def test_causal_layers_are_recovered(xp_array, bias):
     assert_exact(recover(xp_array(X), xp_array(Y), heads=2, causal=True, bias=bias), layer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_padding_does_not_matter_whatever_is_in_it(xp_array, causal, bias):
@@ -152,6 +157,7 @@ def test_a_mask_of_zeros_and_ones_is_a_mask():
     assert bits(plain.layer) == bits(numbers.layer)
 
 
+@pytest.mark.slow
 def test_single_precision_is_enough(xp_array):
     layer, X, _ = examples()
     X = X.astype(np.float32)
@@ -162,6 +168,7 @@ def test_single_precision_is_enough(xp_array):
     assert to_numpy(found.layer.attention).dtype == np.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [bool, np.int8, np.uint8, np.int64, np.float16])
 def test_integers_and_booleans_are_taken_as_numbers(dtype):
     layer = AttentionLayer.random(heads=2, dim=4)
@@ -240,6 +247,7 @@ def test_bad_minima_are_escaped_from(seed):
     assert_exact(recover(X, Y, heads=4, seed=seed), layer, within=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tol", [1e-3, 1e-15])
 @pytest.mark.parametrize("rank", [None, 1, 2])
 def test_the_error_asked_for_is_reached_or_rounding_is(tol, rank):
@@ -254,6 +262,7 @@ def test_the_error_asked_for_is_reached_or_rounding_is(tol, rank):
 # The number of heads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [1, 2, 3])
 def test_the_number_of_heads_is_found(xp_array, heads):
     layer, X, Y = examples(heads=heads, n=200)
@@ -284,6 +293,7 @@ def test_equal_heads_are_counted_once():
     assert_exact(found, merged)
 
 
+@pytest.mark.slow
 def test_the_number_of_heads_is_found_under_noise():
     layer, X, Y = examples(n=500, noise=1e-2)
     found = recover(X, Y, heads="auto")
@@ -295,6 +305,7 @@ def test_the_number_of_heads_is_found_under_noise():
 # Noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "n", "bias"), [(1e-4, 300, False), (1e-2, 300, True), (0.3, 1500, False)]
 )
@@ -311,6 +322,7 @@ def test_noisy_outputs_are_explained_down_to_the_noise(noise, n, bias):
     assert head_error(found, layer) < 0.5 * relative
 
 
+@pytest.mark.slow
 def test_noise_is_met_on_every_backend(xp_array):
     layer, X, Y = examples(n=300, noise=1e-3)
     found = recover(xp_array(X), xp_array(Y), heads=2)
@@ -318,6 +330,7 @@ def test_noise_is_met_on_every_backend(xp_array):
     assert head_error(found, layer) < 1e-3
 
 
+@pytest.mark.slow
 def test_nothing_but_noise_is_no_layer():
     X = inputs.gaussian(100, 3, 4)
     Y = np.random.default_rng(1).standard_normal(X.shape)
@@ -437,6 +450,7 @@ def test_equal_tokens_explain_but_do_not_determine():
     assert found.relative_error < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_fewer_equations_than_unknowns_are_too_few(n):
     _, X, Y = examples(n=n)
@@ -444,6 +458,7 @@ def test_fewer_equations_than_unknowns_are_too_few(n):
     assert_refuted(found, Reason.TOO_FEW_EXAMPLES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("n", [6, 7, 9])
 def test_few_examples_never_give_a_confident_wrong_answer(n, seed):
@@ -465,6 +480,7 @@ def test_examples_known_only_by_heart_are_too_few(seed, monkeypatch):
     assert found.certificate.error > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [1, 2])
 def test_fewer_heads_than_there_are_do_not_explain(heads):
     _, X, Y = examples(heads=3)
@@ -474,6 +490,7 @@ def test_fewer_heads_than_there_are_do_not_explain(heads):
     assert found.relative_error > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"rank": 1}, {"causal": True}])
 def test_the_wrong_kind_of_layer_does_not_explain(options):
     _, X, Y = examples()
@@ -481,6 +498,7 @@ def test_the_wrong_kind_of_layer_does_not_explain(options):
     assert_refuted(found, Reason.LOCAL_MINIMUM, Reason.TOO_FEW_HEADS, Reason.WRONG_MODEL)
 
 
+@pytest.mark.slow
 def test_biases_that_were_not_asked_for_are_missed():
     _, X, Y = examples(bias=True)
     found = recover(X, Y, heads=2, restarts=2)
@@ -493,6 +511,7 @@ def test_biases_that_were_not_asked_for_are_missed():
 # Repeatable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [2, "auto"])
 def test_the_same_seed_gives_the_same_bits(xp_array, heads):
     _, X, Y = examples(noise=1e-3, n=60, dim=3)
@@ -527,6 +546,7 @@ def test_both_names_of_the_method_are_one(method):
 # The trace, progress and budgets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [2, 3, "auto"])
 def test_the_trace_has_one_row_a_step(heads):
     _, X, Y = examples(heads=3, n=120)
@@ -553,6 +573,7 @@ def test_the_trace_has_one_row_a_step(heads):
     )
 
 
+@pytest.mark.slow
 def test_the_relative_error_is_that_of_the_layer():
     _, X, Y = examples(heads=3)
     found = recover(X, Y, heads=2, restarts=1)
@@ -603,6 +624,7 @@ def test_steps_can_be_limited(heads):
     assert found.layer.dim == 4
 
 
+@pytest.mark.slow
 def test_seconds_can_be_limited():
     X = inputs.gaussian(200, 3, 6)
     Y = np.random.default_rng(1).standard_normal(X.shape)
@@ -611,6 +633,7 @@ def test_seconds_can_be_limited():
     assert 0.3 < found.seconds < 3
 
 
+@pytest.mark.slow
 def test_restarts_can_be_none():
     X = inputs.gaussian(60, 3, 4)
     Y = np.random.default_rng(1).standard_normal(X.shape)
@@ -718,6 +741,7 @@ def test_the_cpu_is_a_device(xp_array):
     assert namespace(found.layer.attention) is namespace(xp_array(X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_head_without_projection_is_found_out_among_heads_of_unequal_size(seed):
     layer = AttentionLayer.random(4, 8, scale=2.0, seed=seed)
@@ -731,6 +755,7 @@ def test_a_head_without_projection_is_found_out_among_heads_of_unequal_size(seed
     assert found.certificate.undetermined_heads == [lost]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["output bias", "key bias", "product", "bent"])
 def test_what_a_layer_of_this_kind_cannot_be_is_not_taken_for_noise(kind):
     layer = AttentionLayer.random(2, 4, scale=2.0, seed=0, bias=True)

@@ -60,6 +60,7 @@ def test_bound_grows_with_the_mean_and_falls_with_the_count(mean, more, count):
     assert certificate.mean_bound(mean, count, DELTA / 2) > bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(0.02, 2.0), (1.0, 1.0), (0.3, 0.01)])
 @pytest.mark.parametrize("count", [5, 60])
 def test_bound_covers_the_true_mean_as_often_as_it_promises(shape, count):
@@ -72,6 +73,7 @@ def test_bound_covers_the_true_mean_as_often_as_it_promises(shape, count):
     assert missed <= delta * runs + slack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [0.0, 0.1, 0.5, 2.0])
 def test_bound_covers_the_true_error_of_right_and_wrong_layers(wrong):
     """100 layers and answers that are off by `wrong`: the bound may fail for one in twenty.

@@ -78,6 +78,7 @@ def ratios(kind, seeds=40):
     return np.concatenate(found, axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_true_errors_are_below_the_bars_and_not_far_below(kind):
     found = ratios(kind)
@@ -131,6 +132,7 @@ def test_bars_are_the_same_on_every_backend(xp_array):
 # The caller's coordinates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("squeezed", [1e-3, 1e3])
 def test_bars_are_in_the_callers_coordinates(squeezed):
     found = []
@@ -170,6 +172,7 @@ def test_weak_directions_are_what_is_uncertain():
 # The coarse bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "bias", "rank", "far away", "stretched"])
 def test_the_coarse_bound_is_never_below_the_draws(kind):
     for seed in range(5):

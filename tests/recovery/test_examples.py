@@ -48,6 +48,7 @@ def assert_same_examples(mine, theirs):
     assert (mine.causal, mine.bias) == (theirs.causal, theirs.bias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "everything"])
 def test_the_same_examples_are_held_out_in_the_same_order(put, name):
     job = solved(name)
@@ -196,6 +197,7 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8 * abs(expected).max() + 1e-12)
 
 
+@pytest.mark.slow
 @given(data=st.data(), n=st.integers(2, 40), block=st.integers(1, 12))
 def test_any_cutting_shows_the_same_examples_in_their_order(data, n, block):
     X, Y = (np.random.default_rng(i).standard_normal((n, 2, 3)) for i in range(2))
@@ -261,6 +263,7 @@ def test_blocks_are_held_where_there_is_room_for_them_but_not_for_their_attentio
         close(jacobian.gradient(fit), jacobian.gradient(whole))
 
 
+@pytest.mark.slow
 def test_what_is_computed_is_held_by_the_workers(cluster, monkeypatch):
     job = solved("plain")
     whole, _ = posed(job.X, job.Y)

@@ -40,6 +40,7 @@ def assert_as_well(found, plain, expected, inputs):
         assert max(match.attention.max(), match.projection.max(), match.output_bias) < 1e-6
 
 
+@pytest.mark.slow
 @FEW
 @given(seed=SEEDS, bias=st.booleans())
 def test_turned_tokens(seed, bias):
@@ -49,6 +50,7 @@ def test_turned_tokens(seed, bias):
     assert_as_well(found, plain, in_coordinates(layer, turn.T), X @ turn)
 
 
+@pytest.mark.slow
 @FEW
 @given(seed=SEEDS, sizes=st.lists(st.sampled_from([1e-3, 0.1, 1.0, 30.0]), min_size=3, max_size=3))
 def test_stretched_tokens(seed, sizes):
@@ -57,6 +59,7 @@ def test_stretched_tokens(seed, sizes):
     assert_as_well(found, plain, in_coordinates(layer, np.diag(1 / np.array(sizes))), X * sizes)
 
 
+@pytest.mark.slow
 @FEW
 @given(seed=SEEDS, size=st.sampled_from([1e-8, 1e-3, 1e5]))
 def test_units_of_tokens(seed, size):
@@ -65,6 +68,7 @@ def test_units_of_tokens(seed, size):
     assert_as_well(found, plain, in_coordinates(layer, np.eye(3) / size), X * size)
 
 
+@pytest.mark.slow
 @FEW
 @given(seed=SEEDS, length=st.sampled_from([0.5, 10.0, 1e4]))
 def test_shifted_tokens(seed, length):
@@ -74,6 +78,7 @@ def test_shifted_tokens(seed, length):
     assert_as_well(found, plain, in_coordinates(layer, np.eye(3), shift), X + shift)
 
 
+@pytest.mark.slow
 @FEW
 @given(seed=SEEDS, more=st.integers(1, 4), away=st.booleans())
 def test_tokens_in_more_dimensions(seed, more, away):
@@ -86,6 +91,7 @@ def test_tokens_in_more_dimensions(seed, more, away):
     assert_as_well(found, plain, in_coordinates(layer, into.T, shift), wide)
 
 
+@pytest.mark.slow
 @FEW
 @given(seed=SEEDS, size=st.sampled_from([1e-9, 1e-3, 1e6]), noise=st.sampled_from([0.0, 1e-3]))
 def test_units_of_outputs(seed, size, noise):
@@ -98,6 +104,7 @@ def test_units_of_outputs(seed, size, noise):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [1e-4, 1e-2])
 def test_turned_tokens_with_noise(noise):
     _, X, Y = examples(3, noise=noise)

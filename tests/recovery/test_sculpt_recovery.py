@@ -42,6 +42,7 @@ def stages(found):
 # What is found
 
 
+@pytest.mark.slow
 def test_heads_are_found_without_polishing(good):
     layer, _, _, found = good
     assert found.converged
@@ -64,6 +65,7 @@ def test_the_trace_has_the_six_phases_in_their_order(good):
     assert seconds == sorted(seconds)
 
 
+@pytest.mark.slow
 def test_polishing_makes_heads_exact(good):
     layer, X, Y, rough = good
     found = recover(X, Y, heads=2, method="sculpt")
@@ -73,6 +75,7 @@ def test_polishing_makes_heads_exact(good):
     assert set(stages(found)[len(rough.trace) :]) == {"polish"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "dim", "tokens", "n"), [(1, 6, 3, 5000), (3, 8, 2, 120_000)])
 def test_every_number_of_heads_known_or_not(heads, dim, tokens, n):
     # Gaussian: of Boolean examples of two tokens in 8 dimensions there are too few.
@@ -87,6 +90,7 @@ def test_every_number_of_heads_known_or_not(heads, dim, tokens, n):
     assert counted.trace[-1].heads == heads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [inputs.gaussian, inputs.sphere])
 def test_continuous_inputs(draw):
     layer, X, Y = examples(draw=draw)
@@ -95,6 +99,7 @@ def test_continuous_inputs(draw):
     assert worst(found, layer) < 0.05
 
 
+@pytest.mark.slow
 def test_torch_tensors_are_taken_and_given_back(good):
     torch = pytest.importorskip("torch")
     layer, X, Y, _ = good
@@ -103,6 +108,7 @@ def test_torch_tensors_are_taken_and_given_back(good):
     assert worst(found, layer) < 1e-9
 
 
+@pytest.mark.slow
 def test_memory_mapped_files_of_small_numbers_give_the_same_layer(good, tmp_path):
     _, X, Y, found = good
     np.save(tmp_path / "X.npy", X.astype(np.int8))
@@ -113,6 +119,7 @@ def test_memory_mapped_files_of_small_numbers_give_the_same_layer(good, tmp_path
     assert bits(again.layer) == bits(found.layer)
 
 
+@pytest.mark.slow
 def test_the_rank_is_kept(good):
     layer, X, Y = examples(rank=4)
     found = recover(X, Y, heads=2, rank=4, method="sculpt", polish=False)
@@ -121,6 +128,7 @@ def test_the_rank_is_kept(good):
     assert worst(found, layer) < 0.1
 
 
+@pytest.mark.slow
 def test_outputs_wider_than_the_inputs(good):
     layer, X, Y = examples(out_dim=11)
     found = recover(X, Y, heads=2, method="sculpt")
@@ -128,6 +136,7 @@ def test_outputs_wider_than_the_inputs(good):
     assert worst(found, layer) < 1e-9
 
 
+@pytest.mark.slow
 def test_noise_is_polished_down_to():
     layer, X, Y = examples()
     noise = 1e-3 * np.random.default_rng(1).standard_normal(Y.shape)
@@ -136,6 +145,7 @@ def test_noise_is_polished_down_to():
     assert worst(found, layer) < 0.01
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits(good):
     _, X, Y, found = good
     again = recover(X, Y, heads=2, method="sculpt", polish=False)
@@ -143,6 +153,7 @@ def test_the_same_seed_gives_the_same_bits(good):
     assert bits(again.layer) == bits(found.layer) != bits(other.layer)
 
 
+@pytest.mark.slow
 def test_the_number_of_threads_does_not_matter(good):
     _, X, Y, found = good
     with threads.single_threaded_blas(0):
@@ -150,6 +161,7 @@ def test_the_number_of_threads_does_not_matter(good):
     np.testing.assert_allclose(again.layer.attention, found.layer.attention, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_arguments_are_left_as_they_were(good):
     _, X, Y, _ = good
     before = X.tobytes(), Y.tobytes()
@@ -157,6 +169,7 @@ def test_the_arguments_are_left_as_they_were(good):
     assert (X.tobytes(), Y.tobytes()) == before
 
 
+@pytest.mark.slow
 def test_a_weak_head_is_found_by_polishing_where_its_number_is_not_known():
     layer, X, _ = examples(n=10_000, dim=6, seed=1)
     layer = AttentionLayer(layer.attention, layer.projection * [[[1.0]], [[0.01]]])
@@ -172,6 +185,7 @@ def test_a_weak_head_is_found_by_polishing_where_its_number_is_not_known():
 # What is not found is not called found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("polish", [True, False])
 @pytest.mark.parametrize("heads", [1, 3])
 def test_the_wrong_number_of_heads_is_not_believed(good, heads, polish):
@@ -182,6 +196,7 @@ def test_the_wrong_number_of_heads_is_not_believed(good, heads, polish):
     assert found.layer.heads == heads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [20, 200, 1000])
 def test_few_examples_are_not_enough(n):
     _, X, Y = examples(n=n)
@@ -219,6 +234,7 @@ def test_nothing_but_noise_is_no_layer():
     assert not recover(X, Y, heads=2, method="sculpt", polish=False).converged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parity", "dim"), [(3, 6), (5, 16)])
 @pytest.mark.parametrize("method", ["sculpt", "refine"])
 def test_parities_resist(parity, dim, method):
@@ -258,6 +274,7 @@ def test_examples_that_fit_in_memory_are_refined():
     assert not any(row.phase for row in found.trace)
 
 
+@pytest.mark.slow
 def test_examples_that_do_not_fit_in_memory_are_sculpted(good, monkeypatch):
     layer, X, Y, _ = good
     monkeypatch.setattr(driver, "KEPT_BYTES", 2**20)
@@ -275,6 +292,7 @@ def stuck(run):
     return replace(REFINE(run), reason=Reason.LOCAL_MINIMUM, converged=False)
 
 
+@pytest.mark.slow
 def test_a_local_minimum_is_escaped_by_sculpting(good, monkeypatch):
     layer, X, Y, _ = good
     monkeypatch.setattr(refine, "refine", stuck)
@@ -304,6 +322,7 @@ def test_what_can_only_be_refined_is_though_it_does_not_fit_in_memory(monkeypatc
     assert found.converged
 
 
+@pytest.mark.slow
 def test_where_both_methods_fail_the_trace_says_whose_layer_it_is(monkeypatch):
     _, X, Y = examples(n=4000, tokens=4)
     monkeypatch.setattr(refine, "refine", stuck)
@@ -346,6 +365,7 @@ def test_shapes_that_cannot_be_sculpted_are_refused(shape, message):
 # Progress
 
 
+@pytest.mark.slow
 def test_a_display_is_told_of_every_pass_over_the_examples(monkeypatch):
     _, X, Y = examples(n=20_000)
     told = []

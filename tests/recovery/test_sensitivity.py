@@ -74,6 +74,7 @@ def formed(request, monkeypatch):
 # Against the dense Jacobian
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_extremes_are_those_of_the_dense_jacobian(formed, options):
     case, rank, J = with_jacobian(tuple(options.items()))
@@ -87,6 +88,7 @@ def test_extremes_are_those_of_the_dense_jacobian(formed, options):
     assert found.determined.all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_solutions_are_those_of_the_normal_equations(formed, options):
     case, rank, J = with_jacobian(tuple(options.items()))
@@ -100,6 +102,7 @@ def test_solutions_are_those_of_the_normal_equations(formed, options):
     assert np.linalg.norm(solution - expected) < within * np.linalg.norm(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0.1, 1e-2])
 def test_solutions_have_the_weak_heads_part_too(formed, size):
     layer = AttentionLayer.random(heads=2, dim=3, seed=1)
@@ -176,6 +179,7 @@ def test_small_problems_are_formed_and_large_ones_are_not(monkeypatch):
     assert not look(case).easy
 
 
+@pytest.mark.slow
 def test_rounding_outside_of_the_tangent_space_does_not_grow(monkeypatch):
     layer = AttentionLayer.random(heads=3, dim=16, rank=2, seed=1)
     fit = solved_case(layer, inputs.boolean(400, 3, 16, seed=2)).fit()

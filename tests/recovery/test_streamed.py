@@ -62,6 +62,7 @@ def jobs(place):
     return JOBS if place in WITH_ALL_JOBS else ["everything", "rank", "sculpt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("put", "name"),
     [(place, name) for place in PLACES for name in jobs(place)],
@@ -74,6 +75,7 @@ def test_the_layer_is_the_same_everywhere(put, name):
     assert [row.stage for row in found.trace][:1] == [row.stage for row in job.expected.trace][:1]
 
 
+@pytest.mark.slow
 def test_jobs_end_as_they_should():
     names = (*JOBS, *ON_CLUSTER)
     reasons = {name: solved(name).expected.reason for name in names}
@@ -88,6 +90,7 @@ def test_jobs_end_as_they_should():
         assert max(match.attention.max(), match.projection.max(), match.output_bias) < 1e-9
 
 
+@pytest.mark.slow
 @in_few_places
 @pytest.mark.parametrize("name", ["plain", "everything", "sculpt"])
 def test_nothing_need_be_kept_between_passes(put, monkeypatch, name):
@@ -109,6 +112,7 @@ def test_the_size_of_the_blocks_does_not_matter(parts, name):
     assert_same(recover(X, Y, mask=mask, **job.options), job.expected)
 
 
+@pytest.mark.slow
 @in_few_places
 def test_examples_that_would_not_fit_in_memory_are_sculpted(put, monkeypatch):
     job = solved("sculpt")
@@ -133,6 +137,7 @@ def test_results_repeat_to_the_last_bit(put, monkeypatch, kept):
 # Of all kinds
 
 
+@pytest.mark.slow
 @in_few_places
 @pytest.mark.parametrize("method", ["refine", "sculpt"])
 def test_outputs_may_be_computed_where_the_inputs_are(put, method):
@@ -142,6 +147,7 @@ def test_outputs_may_be_computed_where_the_inputs_are(put, method):
     assert_same(recover(X, Y, **job.options), job.expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elsewhere", ["X", "Y", "mask"])
 @pytest.mark.parametrize("by", [places.by_function, places.in_dask])
 def test_one_of_them_may_be_elsewhere_alone(by, elsewhere):
@@ -158,6 +164,7 @@ def test_a_large_file_may_stand_beside_arrays(tmp_path, monkeypatch):
     assert_same(recover(job.X.tolist(), Y, mask=job.mask, **job.options), job.expected)
 
 
+@pytest.mark.slow
 def test_dask_arrays_may_be_cut_differently(cluster):
     da = pytest.importorskip("dask.array")
     job = solved("everything")
@@ -236,6 +243,7 @@ def test_single_precision_stays_single(put):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("narrow", [0, 1])
 def test_one_block_of_double_precision_makes_all_double(narrow):
     job = solved("plain")
@@ -263,6 +271,7 @@ def cut_around(positions, n):
     return sorted({0, n, *positions, *(position + 1 for position in positions)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["everything", "sculpt", "unpolished"])
 def test_a_chunk_that_is_held_out_as_a_whole_does_no_harm(name):
     job = solved(name)
@@ -297,6 +306,7 @@ def read_and_killed(cluster, job, folder, loads):
     return found, (folder / "killed").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "loads"), [("plain", 7), ("sculpt", 11)])
 def test_a_worker_that_dies_while_it_reads_changes_nothing(cluster, tmp_path, name, loads):
     job = solved(name)
@@ -313,6 +323,7 @@ def steps(found):
     return [replace(row, seconds=0.0) for row in found.trace]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_with_all_it_holds_changes_nothing(cluster):
     job = solved("few steps")
     X, Y = (places.in_dask(array, 5) for array in (job.X, job.Y))
@@ -357,6 +368,7 @@ for method in ("sculpt", "refine"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are read from /proc")
 def test_memory_is_bounded_whatever_the_size_of_the_files(tmp_path):
     n = 200_000

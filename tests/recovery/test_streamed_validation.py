@@ -76,6 +76,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "function", "dask", "cluster"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_examples_that_cannot_be_are_refused(request, kind, name):
@@ -250,6 +251,7 @@ def test_what_a_look_shows_is_the_same_elsewhere(put):
 # Progress
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["function", "cluster"])
 def test_a_display_is_told_of_every_pass(request, monkeypatch, kind):
     job = solved("unpolished")

@@ -70,6 +70,7 @@ def error(value, true):
 # E[relu(u) relu(v)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rho", CORRELATIONS)
 def test_moment_is_exact_in_every_corner(moment, rho):
     grid = moment(np.array(MEANS)[:, None], MEANS, rho)
@@ -94,6 +95,7 @@ def test_moment_keeps_its_symmetries(moment, h, k, rho):
     assert abs(value - mirrored) < 1e-14 * max(1.0, abs(h)) * max(1.0, k)
 
 
+@pytest.mark.slow
 def test_moment_agrees_with_fifty_digits_where_cancellation_is_worst(moment):
     corners = [
         (0.5, 0.5, 1 - 1e-10),

@@ -59,6 +59,7 @@ def random_bias(dim=3, seed=7):
 # Attention
 
 
+@pytest.mark.slow
 @given(
     keys=st.integers(1, 3),
     other_keys=st.integers(1, 4),

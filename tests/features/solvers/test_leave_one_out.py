@@ -81,6 +81,7 @@ def test_closed_form_is_what_leaving_out_each_example_gives(xp_array, errors_see
         np.testing.assert_allclose(got, expected, rtol=1e-8 + 1e-16 * path[-1] / alpha)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("n", [9, 18])
 def test_closed_form_with_an_intercept(xp_array, errors_seen, n, kind):

@@ -27,6 +27,7 @@ def in_float32_first(monkeypatch):
     monkeypatch.setattr(ridge, "_MIXED_FROM", 0)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_corrections_reach_the_accuracy_of_float64(xp_array, data):
     n = data.draw(st.integers(1, 12))

@@ -25,6 +25,7 @@ from onelayer.features.solvers.design import Panels
 # All routes
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_every_size_solves_its_own_normal_equations(xp_array, data):
     features, n = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 20))
@@ -175,6 +176,7 @@ def test_a_kernel_is_left_as_it_was(xp_array):
 # With an intercept
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_an_intercept_is_a_constant_feature_without_a_penalty(xp_array, data):
     features, n = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 20))

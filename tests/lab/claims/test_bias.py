@@ -70,6 +70,7 @@ def test_cannot_judge_one_model():
     assert judged(NAME, as_predicted, model="rfa") == ("undecided", [])
 
 
+@pytest.mark.slow
 def test_measures_learning_curves():
     results = measured(NAME, dim=3, keys=2, heads=30, examples=100, seeds=1)
     X = inputs.sphere(100 + learning_setup.TEST_EXAMPLES, 3, 3, generator(0, "inputs"))

@@ -91,6 +91,7 @@ def direct(bias):
     return np.mean(left**2) / np.var(y[60:])
 
 
+@pytest.mark.slow
 def test_a_number_times_the_identity_is_the_bias_of_the_estimator():
     factors = {"none": 0.0, "identity": 1.0, "identity x 2": 2.0, "identity x 0.5": 0.5}
     tiny = {"dim": 3, "keys": 2, "heads": 20, "seeds": 1}
@@ -102,6 +103,7 @@ def test_a_number_times_the_identity_is_the_bias_of_the_estimator():
     assert len(set(several)) == len(several)  # no two biases are the same
 
 
+@pytest.mark.slow
 def test_the_rotation_is_to_the_rotated_target_what_the_identity_is_to_the_plain_one():
     both = ["identity", "rotation"]
     results = measured(NAME, bias=both, dim=8, keys=4, heads=60, examples=[100, 200], seeds=4)

@@ -51,6 +51,7 @@ def test_heads_nearer_to_cancelling_than_orthogonal_ones_are_found():
     assert statement.startswith("0 is at least 0.9/√m away from the hull")
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_what_the_conditions_of_these_layers_are():
     results = lab_cases.measured(NAME, shape=["2x6", "5x6x2"], samples=5, seeds=1)
     for (heads, rank), cell in zip([(2, None), (5, 2)], results, strict=True):

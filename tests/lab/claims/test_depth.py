@@ -69,6 +69,7 @@ def test_without_the_three_token_part_keys_add_up():
     np.testing.assert_allclose(together, pairs_alone(1) + pairs_alone(2), atol=1e-14)
 
 
+@pytest.mark.slow
 def test_one_layer_stays_at_its_floor():
     results = measured(NAME, depth=1, dim=3, keys=2, heads=60, examples=1500, seeds=1)
     (cell,) = results

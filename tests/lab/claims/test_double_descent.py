@@ -68,6 +68,7 @@ def test_fits_noise_and_is_tested_without():
     assert cell["error"] == pytest.approx((left**2).mean() / y[40:].var(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_peaks_where_parameters_equal_examples():
     results = measured(NAME, heads=[5, 20, 80], examples=80, dim=3, keys=3, seeds=2)
     few, equal, many = (

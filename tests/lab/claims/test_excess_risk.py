@@ -81,6 +81,7 @@ def test_cannot_judge_one_dimension_or_no_success():
     assert judged(NAME, lambda **cell: as_predicted(**cell, sizes=nothing)) == ("undecided", [])
 
 
+@pytest.mark.slow
 def test_measures_learning_curves_without_and_with_noise():
     results = measured(NAME, dim=[2, 3], keys=2, heads=60, examples=128, seeds=1)
     for cell in results:

@@ -41,6 +41,7 @@ def test_cannot_judge_one_number_of_heads():
     assert judged(NAME, as_predicted, heads=8) == ("undecided", [])
 
 
+@pytest.mark.slow
 def test_measures_the_error_of_a_fit():
     results = measured(NAME, heads=[2, 20], dim=3, keys=2, examples=300, seeds=1)
     X = inputs.sphere(300 + learning_setup.TEST_EXAMPLES, 3, 3, generator(0, "inputs"))

@@ -91,6 +91,7 @@ def test_a_parity_is_one():
     np.testing.assert_allclose(outputs, X[mixed][:, :, 2:5].prod(axis=2), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_examples_are_doubled_until_outputs_are_right():
     tiny = {"heads": [1, 3], "dim": 5, "tokens": 3, "largest": 4, "max_steps": 40}
     results = measured(NAME, **tiny, seeds=1)

@@ -78,6 +78,7 @@ def test_without_growth_there_is_no_verdict(changes, lost, why):
     assert (verdict.outcome, verdict.why) == ("undecided", why)
 
 
+@pytest.mark.slow
 def test_the_examples_needed_are_the_first_that_are_enough():
     tiny = {"sculpt_heads": [1, 2], "sculpt_largest": 400, "refine_heads": 1, "refine_tokens": 3}
     results = measured(NAME, dim=5, **tiny, refine_largest=40, seeds=1)

@@ -75,6 +75,7 @@ def test_scores_are_of_one_size_on_inputs_of_every_kind(kind):
     np.testing.assert_array_equal(Y, layer(X))
 
 
+@pytest.mark.slow
 def test_measures_both_methods_on_inputs_of_every_kind():
     results = measured(
         NAME, heads=1, dim=7, tokens=2, sculpt_examples=[4000], refine_examples=[10, 200], seeds=1

@@ -36,6 +36,7 @@ def test_cannot_judge_one_number_of_heads():
     assert judged(NAME, as_predicted, heads=16) == ("undecided", [])
 
 
+@pytest.mark.slow
 def test_measures_both_distances():
     tiny = {"heads": [20, 500], "dim": 3, "keys": 2, "examples": 30}
     results = measured(NAME, seeds=1, **tiny)

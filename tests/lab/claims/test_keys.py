@@ -63,6 +63,7 @@ def test_cannot_judge_without_something_to_compare():
     assert judged(NAME, as_predicted, attention_examples=100) == ("undecided", [])
 
 
+@pytest.mark.slow
 def test_measures_that_only_the_network_sees_the_keys():
     tiny = {"dim": 3, "heads": 150, "attention_examples": 128, "network_examples": 256}
     results = measured(NAME, keys=[2, 12], seeds=2, **tiny)

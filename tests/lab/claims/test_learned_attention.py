@@ -71,6 +71,7 @@ def test_cannot_judge_without_all_that_is_compared(changes):
 TINY = {"dim": 3, "tokens": 3, "heads": 1, "random_heads": 20, "steps": 300, "seeds": 1}
 
 
+@pytest.mark.slow
 def test_refine_and_gradient_descent_learn_what_random_features_do_not():
     results = measured(NAME, sharpness=2.0, examples=40, **TINY)
     error = {cell["method"]: cell["error"] for cell in results}

@@ -77,6 +77,7 @@ def test_without_anything_to_compare_there_is_no_verdict(changes, why):
     assert verdict.why.startswith(why)
 
 
+@pytest.mark.slow
 def test_errors_are_proportional_to_the_noise_that_was_added():
     results = measured(
         NAME, heads=1, dim=5, tokens=2, refine_examples=[100, 200], sculpt_examples=300, seeds=1

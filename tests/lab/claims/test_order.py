@@ -67,6 +67,7 @@ def test_the_floor_is_what_the_mean_over_orders_leaves(name, keys):
     assert learning_setup.order_floor(name, 3, keys) == pytest.approx(left, abs=0.02)
 
 
+@pytest.mark.slow
 def test_measures_what_each_model_can_see():
     results = measured(NAME, dim=3, keys=2, heads=60, examples=[100, 300], seeds=1)
     most = results.where(examples=300)

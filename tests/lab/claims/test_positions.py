@@ -55,6 +55,7 @@ def test_cannot_judge_without_all_encodings():
     assert judged(NAME, as_predicted(), positions=["none", "onehot"]) == ("undecided", [])
 
 
+@pytest.mark.slow
 def test_one_hot_positions_see_the_order():
     results = measured(NAME, dim=3, keys=2, heads=60, examples=300, seeds=1)
     blind, seen = results.where(positions="none"), results.where(positions="onehot")
@@ -64,6 +65,7 @@ def test_one_hot_positions_see_the_order():
     assert seen.numbers("alternating sum") < 0.1
 
 
+@pytest.mark.slow
 def test_average_is_the_target_that_needs_no_positions():
     tiny = {"dim": 3, "keys": 2, "heads": 20, "seeds": 1}
     results = measured(NAME, positions="onehot", examples=[50, 100], **tiny)

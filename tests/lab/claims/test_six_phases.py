@@ -79,6 +79,7 @@ def test_shapes_are_four_numbers(shape):
         six_phases.measure(shape, seed=0)
 
 
+@pytest.mark.slow
 def test_phases_are_those_of_recover():
     (cell,) = measured(NAME, shape="1x7x2x4000", seeds=1)
     layer, X, Y = recovery_setup.instance(1, 7, 2, 4000, seed=0)
@@ -114,6 +115,7 @@ def test_heads_side_by_side_are_matched():
 # Reports of phases
 
 
+@pytest.mark.slow
 def test_the_phases_are_those_of_recover():
     layer, X, Y = recovery_setup.instance(1, 7, 2, 4000, seed=0)
     seen = six_phases.phase_reports(X, Y, layer, seed=5)

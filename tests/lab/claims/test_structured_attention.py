@@ -104,6 +104,7 @@ def test_layers_have_the_structure_that_is_named(structure, entries, rank):
     assert set(np.linalg.matrix_rank(layer.attention)) == {rank}
 
 
+@pytest.mark.slow
 def test_the_examples_needed_are_the_fewest_before_a_failure(monkeypatch):
     monkeypatch.setattr(structured_attention, "SEARCH", {"restarts": 0, "max_steps": 60})
     tiny = {"sculpt_dim": 7, "sculpt_examples": 2000, "refine_dim": 4, "refine_examples": 24}

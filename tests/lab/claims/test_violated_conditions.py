@@ -154,6 +154,7 @@ def test_a_condition_that_fails_by_rounding_alone_holds():
     assert violated_conditions._violated(layer) == []
 
 
+@pytest.mark.slow
 def test_a_good_layer_is_found_and_a_flat_one_refused():
     tiny = {"dim": 7, "tokens": 2, "sculpt_examples": 4000, "refine_examples": 400}
     good, flat = lab_cases.measured(NAME, family=["small-scale"], steps=2, **tiny)

@@ -128,6 +128,7 @@ def forgotten(option, seed=0):
     return X, layer(X, causal=option == "causal")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["bias", "causal"])
 @pytest.mark.parametrize("noise", [0.0, 0.02])
 def test_what_was_forgotten_is_named(option, noise):
@@ -142,6 +143,7 @@ def test_what_was_forgotten_is_named(option, noise):
     assert any(stage.startswith("trial with") for stage in stages)
 
 
+@pytest.mark.slow
 def test_a_mask_that_was_wrong_is_named():
     X, Y = forgotten("nothing")
     found = recover(X, Y, heads=2, causal=True)
@@ -149,6 +151,7 @@ def test_a_mask_that_was_wrong_is_named():
     assert "pass causal=False" in found.advice
 
 
+@pytest.mark.slow
 def test_axes_that_are_exchanged_are_named():
     X, Y = forgotten("nothing")
     found = recover(X.transpose(1, 0, 2), Y.transpose(1, 0, 2), heads=2, restarts=1)
@@ -156,6 +159,7 @@ def test_axes_that_are_exchanged_are_named():
     assert "X.transpose(1, 0, 2)" in found.advice
 
 
+@pytest.mark.slow
 def test_outputs_that_have_nothing_to_do_with_the_inputs_are_named():
     X = inputs.gaussian(300, 3, 4, seed=0)
     found = recover(X, np.random.default_rng(1).standard_normal(X.shape), heads=1, restarts=2)
@@ -163,6 +167,7 @@ def test_outputs_that_have_nothing_to_do_with_the_inputs_are_named():
     assert "cannot be predicted from the inputs" in found.advice
 
 
+@pytest.mark.slow
 def test_what_predicts_the_rest_is_said():
     layer = AttentionLayer.random(heads=2, dim=4, seed=0)
     X = inputs.boolean(400, 3, 4, seed=1)

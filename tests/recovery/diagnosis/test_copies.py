@@ -82,6 +82,7 @@ def test_inputs_that_are_all_the_same_are_on_both_sides():
     assert len(fitted) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [2, 5])
 def test_copies_change_nothing_in_a_recovery(times):
     layer = AttentionLayer.random(heads=2, dim=4)
@@ -98,6 +99,7 @@ def test_copies_change_nothing_in_a_recovery(times):
     assert often.certificate.examples <= 120
 
 
+@pytest.mark.slow
 def test_examples_known_by_a_copy_alone_do_not_prove_anything():
     X = np.repeat(inputs.gaussian(8, 3, 4, seed=1), 30, axis=0)
     Y = np.repeat(np.random.default_rng(2).standard_normal((8, 3, 4)), 30, axis=0)

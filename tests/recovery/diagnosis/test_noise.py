@@ -46,6 +46,7 @@ def right(seed, n=500, tokens=4, dim=4, heads=2, size=0.1, bias=False, masked=Fa
     return noisy(solved_case(layer, X, mask, causal), seed, size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"bias": True, "masked": True}, {"causal": True, "size": 1e-6}, {"tokens": 1}],
@@ -55,6 +56,7 @@ def test_noise_passes(options):
     assert sum(verdicts) >= len(SEEDS) - 1  # a false alarm is to be rare
 
 
+@pytest.mark.slow
 def test_noise_in_long_examples_of_many_dimensions_passes():
     case = right(0, n=60, tokens=40, dim=36)  # places are grouped, coordinates mixed
     assert is_noise(case, held_out=20)
@@ -85,6 +87,7 @@ def wrong_cases(seed):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", wrong_cases(0))
 def test_wrong_models_do_not_pass(name):
     for seed in range(3):
@@ -108,6 +111,7 @@ def test_residuals_of_wrong_attention_do_not_pass(xp_array):
     assert not is_noise(replace(case, attention=1.5 * case.attention), xp_array=xp_array)
 
 
+@pytest.mark.slow
 def test_evidence_is_the_same_on_every_backend(xp_array):
     case = right(1)
     expected, found = evidence(case, 3), evidence(case, 3, xp_array=xp_array)

@@ -44,6 +44,7 @@ def drawn(seed, noise=0.1, **options):
     return X, layer, noise * rng.standard_normal(X.shape), rng
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_layers_raise_no_suspicion(kind):
     for seed in range(18):
@@ -67,6 +68,7 @@ def test_right_arguments_raise_no_suspicion(options):
         assert not kinds(X, layer(X, mask=mask, causal=causal) + noise, mask, causal=causal)
 
 
+@pytest.mark.slow
 def test_long_sequences_of_many_dimensions_are_judged_too():
     rng = np.random.default_rng(0)
     layer = AttentionLayer.random(heads=2, dim=64, seed=0)
@@ -89,6 +91,7 @@ def test_a_wrong_causal_is_named():
         assert kinds(X, layer(X) + noise, causal=True) == {"not causal"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ["like tokens", "zeros", "one vector"])
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("silent", [False, True])
@@ -134,6 +137,7 @@ def test_a_window_is_named():
         assert kinds(X, Y) == {"window"}
 
 
+@pytest.mark.slow
 def test_a_forgotten_bias_is_named():
     for seed in TRIALS:
         X, layer, noise, _ = drawn(seed, bias=True)

@@ -227,6 +227,7 @@ def test_in_float32_nothing_is_held_that_has_no_room(out_dim, narrow):
         assert_close(jacobian.gradient(fit, products), expected, 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [False, True])
 def test_mixtures_of_the_outputs_give_the_same_products_on_average(xp_array, bias):
     fit = random_case(4, n=12, dim=3, out_dim=5, bias=bias).fit(xp_array, per_block=5)

@@ -182,6 +182,7 @@ def products_to_solve(preconditioned):
     return products
 
 
+@pytest.mark.slow
 def test_weights_make_up_for_heads_that_are_hardly_heard():
     assert products_to_solve(preconditioned=True) < 0.5 * products_to_solve(preconditioned=False)
 

@@ -305,6 +305,7 @@ def test_one_head_cannot_be_refined():
 # All together
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "seed"), [(1, 0), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1)])
 def test_heads_are_found_if_the_space_contains_them(heads, seed):
     posed, other, hull, coordinates = posed_layer(seed, heads)

@@ -148,6 +148,7 @@ def walk(request):
     return Walk(*request.param)
 
 
+@pytest.mark.slow
 def test_no_phase_refuses_a_good_layer(walk):
     assert [state.refusal for state in walk.states] == [None] * 7
     assert all(0 < measured.error < math.inf for measured in walk.measured)
@@ -171,6 +172,7 @@ def test_a_phase_adds_to_the_state_and_takes_nothing_away(walk):
         assert (after.fitted, after.other) == (before.fitted, before.other)
 
 
+@pytest.mark.slow
 def test_errors_of_the_sums_are_as_measured(walk):
     crude, measured = walk.after(1)
     assert measured.error == crude.sum.error
@@ -292,6 +294,7 @@ def good():
     return layer, *ran(begin(layer, inputs.boolean(20_000, 3, 8, seed=0), heads=None))
 
 
+@pytest.mark.slow
 def test_all_phases_are_in_the_trace_in_their_order(good):
     _, state, rows = good
     stages = [row.stage for row in rows]
@@ -337,6 +340,7 @@ def small():
     return layer, X, *ran(begin(layer, X, fitted=100))
 
 
+@pytest.mark.slow
 def test_phases_repeat_to_the_last_bit(small):
     layer, X, state, rows = small
     again, same_rows = ran(begin(layer, X, fitted=100))
@@ -345,6 +349,7 @@ def test_phases_repeat_to_the_last_bit(small):
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "array_api_strict"])
 def test_phases_run_on_other_backends(small, backend):
     layer, X, _, expected = small
@@ -508,6 +513,7 @@ def test_phases_do_not_begin_when_the_seconds_are_spent():
     assert reached(state) == []
 
 
+@pytest.mark.slow
 def test_more_heads_than_there_are_find_no_span():
     state, rows = ran(begin(random_layer(), inputs.gaussian(5000, 3, 8), heads=3))
     assert_refused(state, rows, Reason.SPAN_NOT_FOUND, STAGES[4])
@@ -517,6 +523,7 @@ def test_more_heads_than_there_are_find_no_span():
     assert rows[-1].error > 0.5
 
 
+@pytest.mark.slow
 def test_fewer_heads_than_there_are_do_not_explain():
     state, rows = ran(begin(random_layer(), inputs.gaussian(5000, 3, 8), heads=1))
     assert [row.stage for row in rows][-2:] == STAGES[4:]

@@ -122,6 +122,7 @@ def test_crude_sum_is_right_up_to_sampling_for_uniform_attention(draw):
     np.testing.assert_allclose(estimate.projection_sum, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "options",
@@ -175,6 +176,7 @@ def test_zeros_show_no_agreement(xp_array, zero):
 # Phase 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("draw", "within"), [(inputs.boolean, 0.015), (inputs.gaussian, 0.005)])
 @pytest.mark.parametrize("seed", range(6))
 def test_refined_sum_is_nearly_right_at_the_mean_of_the_heads(seed, draw, within):
@@ -214,6 +216,7 @@ def test_refined_sum_is_the_same_on_every_backend(xp_array):
     assert mine.error == pytest.approx(theirs.error, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_bytes", [1000, 100_000])
 def test_size_of_the_blocks_does_not_matter(monkeypatch, block_bytes):
     layer, source = sampled(0, n=2000, draw=inputs.gaussian)

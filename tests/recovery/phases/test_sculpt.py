@@ -65,6 +65,7 @@ def is_kept(normals, sculpture):
 # Two heads, a good sum
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_all_heads_are_in_the_body(seed):
     heads, _, sculpture = good_case(seed)

@@ -79,6 +79,7 @@ def test_blocks_do_not_matter(monkeypatch, per_block):
         assert_same(slabs, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_block", [1, 7, 20, 100, 1000])
 def test_slabs_that_occur_again_count_once(monkeypatch, per_block):
     layer, X, everything, best = small_problem(few_tokens, 0.01)

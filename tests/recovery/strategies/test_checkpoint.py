@@ -186,6 +186,7 @@ ol.recover(
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_a_whole_file_and_resumes(path):
     run = subprocess.Popen([sys.executable, "-c", KILLED, path])
     deadline = time.monotonic() + 60

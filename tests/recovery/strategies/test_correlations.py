@@ -182,6 +182,7 @@ def test_the_heads_of_a_layer_are_in_the_span(bias, where):
 OPTIONS = [{}, {"bias": True}, {"rank": 3}, {"causal": True}]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_are_large")
 @pytest.mark.parametrize("options", OPTIONS)
 def test_large_problems_begin_where_correlations_say(xp_array, options):
@@ -201,6 +202,7 @@ def test_large_problems_begin_where_correlations_say(xp_array, options):
     assert "start, few examples" in stages
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_are_large")
 def test_stuck_heads_grow_where_residuals_say():
     layer = AttentionLayer.random(heads=2, dim=8, scale=2.0, seed=0)
@@ -211,6 +213,7 @@ def test_stuck_heads_grow_where_residuals_say():
     assert found.layer.distance(layer).attention.max() < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_are_large")
 def test_noise_is_told_on_large_problems_too():
     layer = AttentionLayer.random(heads=2, dim=6, scale=2.0, rank=1, seed=0)

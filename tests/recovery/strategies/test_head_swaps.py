@@ -79,6 +79,7 @@ def missing(posed, fit, rank=None):
     return head_swaps.missing(fit, posed, rank, np.random.default_rng(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("options", [{}, {"bias": True}, {"rank": 2}])
 def test_a_missing_head_takes_the_place_of_an_idle_one(xp_array, options, few):

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from cases import missing_one, with_outputs
 
 from onelayer.array.backend import to_numpy
@@ -21,6 +22,7 @@ def searching(**options):
     return Large(Search(posed, posed, None, 1e-12, 1e-16, rng, log)), fit, true
 
 
+@pytest.mark.slow
 def test_a_stage_is_repaired_and_goes_on_to_the_end(monkeypatch):
     strategy, fit, true = searching()
     stuck = iter([True])  # at once, and then never again
