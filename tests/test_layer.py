@@ -515,3 +515,8 @@ def test_distance_between_layers_of_different_dimensions_is_refused():
     other = AttentionLayer.random(heads=2, dim=3, out_dim=5)
     with pytest.raises(ValueError, match="the other layer maps dimension 3 to 5, expected 3 to 3"):
         layer.distance(other)
+
+
+def test_a_distance_from_something_else_is_refused():
+    with pytest.raises(TypeError, match="other is a int, expected an AttentionLayer"):
+        AttentionLayer.random(heads=1, dim=2).distance(3)

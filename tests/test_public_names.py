@@ -22,3 +22,9 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
 def test_the_import_loads_no_library():
     code = "import sys, onelayer; sys.exit(bool({'numpy', 'scipy', 'sklearn'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_modules_of_functions_can_be_imported_by_their_public_names():
+    from onelayer.files import dask_arrays
+
+    assert onelayer.files.dask_arrays is dask_arrays

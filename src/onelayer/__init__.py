@@ -5,8 +5,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onelayer import inputs, theory
-    from onelayer.data import files
+    from onelayer import files, inputs, theory
     from onelayer.features.estimators import (
         AttentionFeatures,
         AttentionKernelRidge,
@@ -64,7 +63,7 @@ __all__ = [
 
 # Modules are imported when they are first used: scipy and scikit-learn take long to load.
 _MODULES = {
-    "files": "data.files",
+    "files": "files",
     "inputs": "inputs",
     "targets": "theory.targets",
     "theory": "theory",

@@ -269,6 +269,8 @@ class AttentionLayer:
         >>> same.distance(layer).permutation
         array([2, 1, 0])
         """
+        if not isinstance(other, AttentionLayer):
+            raise TypeError(f"other is a {type(other).__name__}, expected an AttentionLayer")
         if (self.dim, self.out_dim) != (other.dim, other.out_dim):
             raise ValueError(
                 f"the other layer maps dimension {other.dim} to {other.out_dim}, "

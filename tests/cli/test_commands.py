@@ -304,7 +304,7 @@ def test_conditions_of_a_file_that_holds_no_layer(tmp_path, file, sound):
     safetensors.numpy.save_file({"X": np.ones(3)}, tmp_path / "other.safetensors")
     assert_refused(
         run("conditions", tmp_path / "other.safetensors"),
-        "is no onelayer file: it holds ['X'], expected 'attention' and 'projection'",
+        "is not a onelayer file: it holds ['X'], expected 'attention' and 'projection'",
     )
     wrong = {"attention": np.ones((2, 3, 3)), "projection": np.ones((2, 4, 3))}
     safetensors.numpy.save_file(wrong, tmp_path / "wrong.safetensors")

@@ -115,9 +115,9 @@ def test_no_chunks_have_no_merger_but_can_be_gathered(spread):
 
 
 def test_what_does_not_go_together_is_refused(spread):
-    with pytest.raises(ValueError, match="got 2 chunks beside 3, expected as many"):
+    with pytest.raises(ValueError, match="got 2 and 3 chunks, expected equal numbers"):
         spread([1, 2, 3]).map(operator.add, InMemory((1, 2)))
-    with pytest.raises(ValueError, match=r"got . chunks beside ., expected as many"):
+    with pytest.raises(ValueError, match=r"got . and . chunks, expected equal numbers"):
         InMemory((1, 2, 3)).map(operator.add, spread([1, 2]))
 
 

@@ -166,7 +166,7 @@ def test_dtype_that_numpy_lacks_is_named(path):
 )
 def test_foreign_safetensors_file_is_refused(path, names):
     safetensors.numpy.save_file({name: np.ones((1, 1, 1)) for name in names}, path)
-    message = r"is no onelayer file: it holds \[.*\], expected 'attention' and 'projection'"
+    message = r"is not a onelayer file: it holds \[.*\], expected 'attention' and 'projection'"
     with pytest.raises(ValueError, match=message):
         AttentionLayer.load(path)
 

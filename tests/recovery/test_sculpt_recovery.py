@@ -342,6 +342,8 @@ def test_where_both_methods_fail_the_trace_says_whose_layer_it_is(monkeypatch):
         ({"mask": np.ones((40, 2))}, ValueError, "method='sculpt' was asked for with mask, expec"),
         ({"heads": 3}, ValueError, "heads is 3, expected at most 2 for method='sculpt' with token"),
         ({"polish": 1}, TypeError, "polish is 1, expected True or False"),
+        ({"bias": "yes"}, TypeError, "bias is 'yes', expected True or False"),
+        ({"causal": None}, TypeError, "causal is None, expected True or False"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options, error, message):

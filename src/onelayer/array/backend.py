@@ -1,4 +1,4 @@
-"""Array namespaces, devices and dtypes: the only module that tells backends apart.
+"""Array namespaces, devices and dtypes: where backends are told apart.
 
 Everything else is written against the array API standard: the namespace `xp` comes from the
 arrays themselves, so the same code runs on numpy arrays and on torch tensors, on a CPU or a GPU.

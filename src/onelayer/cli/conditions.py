@@ -83,8 +83,8 @@ def _detected_family(path: Path, names: list[str]) -> str:
     if family is None:
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
         raise ValueError(
-            f"{path} is no onelayer file: it holds {names[:_LISTED]}{more}, expected 'attention' "
-            "and 'projection', or else the weights of a pretrained model of the family "
+            f"{path} is not a onelayer file: it holds {names[:_LISTED]}{more}, expected "
+            "'attention' and 'projection', or else the weights of a pretrained model of the family "
             f"{' or '.join(pretrained.FAMILIES)}"
         )
     return family

@@ -107,7 +107,9 @@ class Chunks(ABC, Generic[T]):
         leading = max(aligned, key=lambda one: one._precedence)
         for one in aligned:
             if len(one) != len(leading):
-                raise ValueError(f"got {len(one)} chunks beside {len(leading)}, expected as many")
+                raise ValueError(
+                    f"got {len(one)} and {len(leading)} chunks, expected equal numbers"
+                )
             if not (one.in_memory or leading._same_pass(one)):
                 raise ValueError("got chunks of two sources, expected them to be read in one pass")
         return leading._map(work, arguments)

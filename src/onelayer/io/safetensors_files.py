@@ -50,7 +50,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Array]:
     tensors = read_safetensors(path)
     if not REQUIRED <= tensors.keys() <= REQUIRED | OPTIONAL:
         raise ValueError(
-            f"{os.fspath(path)} is no onelayer file: it holds {sorted(tensors)}, expected "
+            f"{os.fspath(path)} is not a onelayer file: it holds {sorted(tensors)}, expected "
             "'attention' and 'projection', and 'key_bias' and 'output_bias' at the most"
         )
     return tensors

@@ -195,6 +195,6 @@ def _why_not_sculpt(run: RecoveryRun) -> str | None:
 
 _METHODS: dict[str, Callable[[RecoveryRun], Recovery]] = {
     "auto": _automatic,
-    "refine": lambda run: refinement.refine(run),
+    "refine": refinement.refine,
     "sculpt": _sculpt,
 }

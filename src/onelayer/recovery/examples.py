@@ -121,9 +121,9 @@ class WhitenedExamples(Whitening):
         """The examples in blocks, chunk by chunk, held where they are if memory allows."""
         budget = chunks.memory_budget(self.whitening)
         shape = (self.examples, self.tokens, self.dim, self.out_dim, self.equations)
-        spread = self.source.chunks.map(_blocks_of_chunk, self.reader, heads)
-        batches = Batches(spread, *shape, self.constant, budget)
-        held = batches.persist(spread, self.query_dim + self.dim + self.out_dim + self.tokens)
+        found = self.source.chunks.map(_blocks_of_chunk, self.reader, heads)
+        batches = Batches(found, *shape, self.constant, budget)
+        held = batches.persist(found, self.query_dim + self.dim + self.out_dim + self.tokens)
         numbers = numbers_per_row(heads, self.dim, self.tokens, self.out_dim)
         size = 8 * self.examples * self.tokens * numbers
         if held.in_memory and size > budget:  # what is computed from the blocks is not held

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from onelayer.array import backend, checks
 from onelayer.recovery import validation
 
@@ -35,8 +37,9 @@ class Options:
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)  # since options are frozen
-        if not isinstance(self.polish, bool):
-            raise TypeError(f"polish is {self.polish!r}, expected True or False")
+        for name in ("bias", "causal", "polish"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise TypeError(f"{name} is {getattr(self, name)!r}, expected True or False")
         backend.check_device(self.device)
 
     @property

@@ -32,7 +32,7 @@ class Reason(Enum):
         "use more examples, more restarts, bias=True, or another number of heads",
     )
     WRONG_MODEL = (
-        "the residuals of the best fit are no noise: the outputs are not of such a layer",
+        "the residuals of the best fit are not noise: no such layer has these outputs",
         "see advice: use bias=True, causal=True or a mask if the layer has them, or more heads",
     )
     TOO_FEW_HEADS = (

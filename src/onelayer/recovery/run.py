@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,9 @@ from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.options import Options
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.result import Recovery
+from onelayer.recovery.strategies import settings
 from onelayer.recovery.strategies.search import Search
+from onelayer.recovery.strategies.settings import Settings
 from onelayer.recovery.trace import Log
 from onelayer.recovery.validation import ValidatedExamples, without_padding
 from onelayer.recovery.whitening import Whitening
@@ -35,6 +37,7 @@ class RecoveryRun:
     options: Options
     log: Log
     rng: np.random.Generator
+    settings: Settings = field(default_factory=lambda: settings.DEFAULT)
 
     @cached_property
     def rounding(self) -> Rounding:
@@ -54,7 +57,8 @@ class RecoveryRun:
         """A search for the heads that explain the training examples."""
         rank, error = training.rank(self.options.rank), self.rounding.error / training.output_scale
         given = (training, held_out, rank, self.options.tol, error, self.rng, self.log)
-        return Search(*given, patient=self.log.max_seconds is not None, **extra)
+        patient = self.log.max_seconds is not None
+        return Search(*given, patient=patient, settings=self.settings, **extra)
 
     def certify(self, fit: Fit, search: Search, held_out: WhitenedExamples) -> Certificate:
         """The certificate of the last fit of a search."""

@@ -61,11 +61,15 @@ def examples(
     X: Any, Y: Any, mask: Any, device: str | None = None, progress: Progress = no_progress
 ) -> ValidatedExamples:
     """X, Y and the mask, checked in one pass, wherever they live; integers stay integers."""
+    streamed = sources.is_streamed(X) or sources.is_streamed(Y)
     for value, name in ((X, "X"), (Y, "Y")):
         if value is None:
             raise TypeError(f"{name} is None, expected examples (n, tokens, dim)")
-    if 0 in (shape := tuple(getattr(X, "shape", ()))):
-        checks.token_shape(shape)  # before lengths are compared
+        sources.refuse_generator(value, name)
+        if not streamed:  # dtypes and axes are named before lengths are compared
+            array = backend.as_array(value, name)
+            backend.check_real(array, name)
+            checks.token_shape(tuple(array.shape), name)
     source = sources.source({"X": X, "Y": Y, "mask": mask})
     _check_samples(source)
     if source.chunks.remote and device not in (None, "cpu"):

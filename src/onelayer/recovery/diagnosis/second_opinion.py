@@ -71,7 +71,7 @@ class SecondOpinion:
             return outcome, self.suspicious
         self.suspect()
         on_axes = any(one.kind == "axes" for one in self.suspicions or [])
-        if not strategy.large and not on_axes:
+        if strategy.tries_other_models and not on_axes:
             for bias, causal in ((True, False), (False, True), (True, True)):
                 more = (bias, causal) != (self.bias, self.causal)
                 if more and bias >= self.bias and causal >= self.causal:

@@ -95,7 +95,7 @@ class Step:
 
     state: PhaseState
     examples: int  # number of examples that were used
-    error: float  # of its estimate, as measured; or the number that a mere measurement found
+    error: float  # of its estimate, as measured; or the number that it measured
     note: str  # how it was measured
     refused: bool = False  # whether the state has only what was estimated until the phase failed
 

@@ -1,1 +1,1 @@
-"""How a recovery goes about its search."""
+"""Search strategies of a recovery."""

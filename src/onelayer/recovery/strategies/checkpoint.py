@@ -17,7 +17,7 @@ import numpy as np
 
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.gauss_newton.varpro import Fit
-from onelayer.recovery.strategies import settings
+from onelayer.recovery.strategies.settings import StageSettings
 from onelayer.recovery.whitening import Whitening
 
 _SECONDS_BETWEEN_WRITES = 10.0
@@ -29,6 +29,7 @@ class Checkpointer:
 
     path: Path
     transform: Whitening
+    overfitted: float = StageSettings.overfitted  # error ratio of fits to more and fewer examples
     least: float = np.inf  # error of the best fit so far
     examples: int = 0  # number of examples of that fit
     waiting: AttentionLayer | None = None  # its layer, if it is not in the file yet
@@ -53,8 +54,8 @@ class Checkpointer:
         """Whether a fit is better; one to fewer examples has a smaller error on them."""
         trust = 1.0
         if fit.batches.examples != self.examples:
-            ratio = settings.DEFAULT.stage.overfitted
-            trust = ratio if fit.batches.examples > self.examples else 1 / ratio
+            more = fit.batches.examples > self.examples
+            trust = self.overfitted if more else 1 / self.overfitted
         return fit.error < trust * self.least
 
     def _take(self, fit: Fit) -> None:

@@ -25,7 +25,22 @@ from onelayer.recovery.strategies.small import Small
 class Large(Small):
     """Heads located by correlations; stages that end early to replace missing heads."""
 
-    large = True
+    tries_other_models = False
+
+    @property
+    def first_equations(self) -> float:
+        return self.search.settings.large.first_equations
+
+    @property
+    def exact_error(self) -> float:
+        return self.search.exact_error
+
+    def first_policy(self, equations: float) -> StepPolicy:  # noqa: ARG002
+        return FAST
+
+    def solver_options(self, policy: StepPolicy) -> dict[str, bool]:
+        """Float32 far from a fit; preconditioned unless steps are cautious, with a spare head."""
+        return {"preconditioned": policy is FAST, "coarse": True}
 
     def run(self, heads: int, resumed: Array | None = None) -> StageOutcome:
         """Write the expected cost to the trace, then search."""

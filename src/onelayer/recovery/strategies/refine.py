@@ -35,7 +35,10 @@ def refine(run: RecoveryRun) -> Recovery:
     with threads.single_threaded_blas(cost.step_operations(training, options.known_heads or 1)):
         half = held_out.examples // 2
         others = held_out.take(np.arange(half)) if half else held_out
-        writer = None if path is None else Checkpointer(path, training, resumed=options.resume)
+        writer = None
+        if path is not None:
+            trust = run.settings.stage.overfitted
+            writer = Checkpointer(path, training, trust, resumed=options.resume)
         search = run.search(training, others, noise_examples=held_out, checkpointer=writer)
         opinion = SecondOpinion(examples, options.bias, options.causal, options.device)
         theta = None if resumed is None else search.of_rank(training.heads_of(resumed))

@@ -19,7 +19,7 @@ from onelayer.recovery.phases import driver
 from onelayer.recovery.phases.state import PhaseState
 from onelayer.recovery.result import Recovery
 from onelayer.recovery.run import RecoveryRun
-from onelayer.recovery.strategies import cost, settings
+from onelayer.recovery.strategies import cost
 from onelayer.recovery.strategies.head_count import for_heads
 from onelayer.recovery.strategies.search import Search
 
@@ -56,7 +56,7 @@ class SculptAndPolish:
 
 def begin(run: RecoveryRun) -> tuple[PhaseState, WhitenedExamples]:
     """The state before the first phase, and the held-out examples of the certificate."""
-    (n, *_), numbers = run.examples.shape, settings.DEFAULT.sculpt
+    (n, *_), numbers = run.examples.shape, run.settings.sculpt
     run.log.stage = "whitening"
     held_out = np.sort(run.rng.choice(n, min(max(2, n // 20), MOST_HELD_OUT), replace=False))
     device, progress = run.options.device, run.log.progress

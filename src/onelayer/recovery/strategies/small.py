@@ -42,16 +42,19 @@ class Small:
     search: Search
     restarts: int = 0
     review: Review | None = None
-    large: ClassVar[bool] = False  # whether steps are expensive
+    tries_other_models: ClassVar[bool] = True  # in a review: steps are cheap enough
 
     def run(self, heads: int, resumed: Array | None = None) -> StageOutcome:
         """The best outcome over a first start, or resumed heads, and escapes."""
         equations = self.search.equations_per_unknown(heads)
-        scarce = not self.large and equations < self.search.settings.small.scarce_equations
-        policy = CAUTIOUS if scarce else FAST
+        policy = self.first_policy(equations)
         theta = self.start(heads, policy) if resumed is None else resumed
         first = self.fit("start" if resumed is None else "resumed", theta, heads, policy)
         return first if equations < 1 else self.escape(first)
+
+    def first_policy(self, equations: float) -> StepPolicy:
+        """Cautious steps if there are few equations per unknown."""
+        return CAUTIOUS if equations < self.search.settings.small.scarce_equations else FAST
 
     def start(self, heads: int, policy: StepPolicy) -> Array:
         """Random attention matrices with small scores: all heads near uniform attention."""
@@ -75,27 +78,32 @@ class Small:
     ) -> StageOutcome:
         """Take steps from `theta` until the stage ends, on all training examples by default.
 
-        Large problems use float32 far from a fit, and a preconditioner unless steps are cautious,
-        since there may be a spare head. An eager stage ends sooner.
+        An eager stage ends sooner.
         """
-        search, large = self.search, self.large
+        search = self.search
+        batches = (problem or search.problem).batches(search.heads_in(theta))
+        space = low_rank.tangent(theta, search.problem.dim, search.rank)
         state = levenberg_marquardt.begin(
-            (problem or search.problem).batches(search.heads_in(theta)),
-            theta,
-            low_rank.tangent(theta, search.problem.dim, search.rank),
-            policy,
-            preconditioned=large and policy is FAST,
-            coarse=large,
+            batches, theta, space, policy, **self.solver_options(policy)
         )
-        rounded = large or search.rounding > search.settings.stage.coarse_rounding
         rule = StoppingRule(
             target=search.tol if target is None else target,
             eager=eager,
             scarce=problem is not None,
-            exact=search.exact_error if rounded else 0.0,
+            exact=self.exact_error,
         )
         outcome = search.steps(name, state, rule)
         return replace(outcome, state=levenberg_marquardt.in_full(outcome.state))
+
+    def solver_options(self, policy: StepPolicy) -> dict[str, bool]:  # noqa: ARG002
+        """Options of the solver in a stage of these steps: plain steps in float64."""
+        return {}
+
+    @property
+    def exact_error(self) -> float:
+        """The error at which a stage ends; 0 to continue until no step helps."""
+        rounded = self.search.rounding > self.search.settings.stage.coarse_rounding
+        return self.search.exact_error if rounded else 0.0
 
     def fit(
         self, name: str, theta: Array, heads: int, policy: StepPolicy, attempt: int = 0
@@ -132,9 +140,13 @@ class Small:
 
     def subset_size(self, heads: int, attempt: int = 0) -> int:
         """The number of examples of a first stage; each further attempt doubles it."""
-        search, numbers = self.search, self.search.settings
-        first = (numbers.large if self.large else numbers.small).first_equations
-        return cost.examples_for(search.problem, first * 2**attempt, heads, search.rank)
+        search, equations = self.search, self.first_equations * 2**attempt
+        return cost.examples_for(search.problem, equations, heads, search.rank)
+
+    @property
+    def first_equations(self) -> float:
+        """Equations per unknown in a first stage."""
+        return self.search.settings.small.first_equations
 
     def escape(self, best: StageOutcome) -> StageOutcome:
         """Improve an outcome by growing it and by fresh starts, until the examples are explained.
