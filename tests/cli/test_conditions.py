@@ -168,8 +168,8 @@ def test_a_file_of_many_other_arrays_is_not_listed_to_the_end(tmp_path):
     assert_refused(
         run("conditions", path),
         f"{path} is not a onelayer file: it holds ['part.0', 'part.1', 'part.2', 'part.3', "
-        "'part.4'] and 4 more, expected 'attention' and 'projection', or else the weights of a pretrained "
-        "model of the family bert or gpt2",
+        "'part.4'] and 4 more, expected 'attention' and 'projection', or else the weights "
+        "of a pretrained model of the family bert or gpt2",
     )
 
 
