@@ -96,15 +96,13 @@ def learning_curve(
         are centred and scaled once, by the examples of the largest size.
     X, y, X_test, y_test : examples and targets
         In any form and place that the estimator takes; y is (n,) or (n, targets).
-    sizes : list of int
-        Ascending sample sizes.
+    sizes : list of int, ascending
     mask, mask_test : arrays of shape (n, tokens), optional
         True for tokens that exist.
 
     Returns
     -------
     LearningCurve
-        The errors of all sizes and targets, and the penalties used.
 
     Examples
     --------
@@ -128,19 +126,18 @@ def learning_curve(
             f"sizes go up to {checked[-1]}, expected at most {len(problem)}, the examples of X"
         )
     test = base.examples_to_test(model, X_test, y_test, mask_test, "X_test")
-    targets, expected = test.samples[1].shape[1], problem.examples.samples[1].shape[1]
-    if targets != expected:
-        raise ValueError(f"y_test has {targets} targets, expected {expected} as y has")
-    variance = _variance(test)
+    variance = _variance(test, problem.examples.samples[1].shape[1])
     fitted, solutions = base.solve(model, problem, checked, "learning curve")
     errors = test.chunks.map(_squared_errors, fitted, solutions, problem.device)
     test_error = errors.reduce(operator.add) / len(test) / variance
-    alphas = np.stack([one.alphas for one in solutions])
-    return LearningCurve(np.array(checked), test_error, alphas)
+    return LearningCurve(np.array(checked), test_error, np.stack([one.alphas for one in solutions]))
 
 
-def _variance(test: Source) -> NumpyArray:
-    """The variance of each target, refused if it is zero."""
+def _variance(test: Source, expected: int) -> NumpyArray:
+    """The variance of each target, refused if it is zero or there are other targets than in y."""
+    targets = test.samples[1].shape[1]
+    if targets != expected:
+        raise ValueError(f"y_test has {targets} targets, expected {expected} as y has")
     spread = test.chunks.map(_spread).reduce(operator.add)
     constant = (spread.most == spread.least) | (spread.squares == 0)  # either may underflow
     if constant.any():
