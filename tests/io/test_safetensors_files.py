@@ -9,6 +9,7 @@ import pytest
 import safetensors.numpy
 from hypothesis import example, given
 from hypothesis import strategies as st
+from stored_layers import assert_same, random_layer
 
 from onelayer import AttentionLayer, inputs
 from onelayer.array.backend import to_numpy
@@ -25,17 +26,6 @@ def path(tmp_path):
 def scratch(tmp_path_factory):
     """One path for all examples of a hypothesis test."""
     return tmp_path_factory.mktemp("scratch") / "layer.safetensors"
-
-
-def random_layer(**options):
-    return AttentionLayer.random(**{"heads": 2, "dim": 3, "out_dim": 4, "bias": True, **options})
-
-
-def assert_same(layer, other):
-    """The layers have the same arrays, to the bit."""
-    assert layer.arrays().keys() == other.arrays().keys()
-    for name, array in other.arrays().items():
-        np.testing.assert_array_equal(to_numpy(layer.arrays()[name]), to_numpy(array))
 
 
 def raw_file(header, data=b""):

@@ -3,20 +3,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from stored_layers import assert_same, random_layer
 
 from onelayer import AttentionLayer, inputs
 from onelayer.array.backend import to_numpy
-
-
-def random_layer(**options):
-    return AttentionLayer.random(**{"heads": 2, "dim": 3, "out_dim": 4, "bias": True, **options})
-
-
-def assert_same(layer, other):
-    """The layers have the same arrays, to the bit."""
-    assert layer.arrays().keys() == other.arrays().keys()
-    for name, array in other.arrays().items():
-        np.testing.assert_array_equal(to_numpy(layer.arrays()[name]), to_numpy(array))
 
 
 def multihead(packed=True, bias=True, batch_first=True, **options):

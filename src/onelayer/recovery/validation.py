@@ -31,7 +31,7 @@ class ValidatedExamples:
     @classmethod
     def of(cls, source: Source, progress: Progress = no_progress) -> ValidatedExamples:
         """Examples of checked shapes and dtypes, from one pass that refuses infinite entries."""
-        found = source.chunks.map(_summary).reduce(_Summary.merge, progress)
+        found = source.chunks.map(_summary).reduce(_EntryStatistics.merge, progress)
         for bad, name in zip(found.bad, ("X", "Y"), strict=True):
             backend.refuse_infinite(bad, name)
         alike = zip(source.samples[:2], found.single, strict=True)
@@ -61,16 +61,16 @@ def examples(
     X: Any, Y: Any, mask: Any, device: str | None = None, progress: Progress = no_progress
 ) -> ValidatedExamples:
     """X, Y and the mask, checked in one pass, wherever they live; integers stay integers."""
-    streamed = sources.is_streamed(X) or sources.is_streamed(Y)
-    for value, name in ((X, "X"), (Y, "Y")):
+    given, streamed = {"X": X, "Y": Y}, sources.is_streamed(X) or sources.is_streamed(Y)
+    for name, value in given.items():
         if value is None:
             raise TypeError(f"{name} is None, expected examples (n, tokens, dim)")
         sources.refuse_generator(value, name)
         if not streamed:  # dtypes and axes are named before lengths are compared
-            array = backend.as_array(value, name)
-            backend.check_real(array, name)
-            checks.token_shape(tuple(array.shape), name)
-    source = sources.source({"X": X, "Y": Y, "mask": mask})
+            given[name] = backend.as_array(value, name)
+            backend.check_real(given[name], name)
+            checks.token_shape(tuple(given[name].shape), name)
+    source = sources.source({**given, "mask": mask})
     _check_samples(source)
     if source.chunks.remote and device not in (None, "cpu"):
         raise ValueError(
@@ -111,7 +111,7 @@ def _check_samples(source: Source) -> None:
 
 
 @dataclass(frozen=True)
-class _Summary:
+class _EntryStatistics:
     """What some chunks showed."""
 
     bad: tuple[int, int]  # entries of X and Y that are not finite
@@ -119,8 +119,8 @@ class _Summary:
     single: tuple[bool, bool]  # whether all are float32
     rows: int
 
-    def merge(self, other: _Summary) -> _Summary:
-        return _Summary(
+    def merge(self, other: _EntryStatistics) -> _EntryStatistics:
+        return _EntryStatistics(
             (self.bad[0] + other.bad[0], self.bad[1] + other.bad[1]),
             (max(self.largest[0], other.largest[0]), max(self.largest[1], other.largest[1])),
             (self.single[0] and other.single[0], self.single[1] and other.single[1]),
@@ -143,15 +143,15 @@ def _checked(chunk: Chunk, length: int, samples: tuple[Array, Array]) -> Chunk:
     return Chunk(chunk.start, (X, Y, checks.key_mask(mask, X, start=chunk.start)))
 
 
-def _summary(chunk: Chunk) -> _Summary:
+def _summary(chunk: Chunk) -> _EntryStatistics:
     X, Y, mask = chunk.arrays
     float32 = backend.namespace(X).float32
     single = bool(X.dtype == float32), bool(Y.dtype == float32)
     bad = backend.count_infinite(X), backend.count_infinite(Y)
     if any(bad):
-        return _Summary(bad, (0.0, 0.0), single, 0)
+        return _EntryStatistics(bad, (0.0, 0.0), single, 0)
     X, Y = without_padding(X, Y, mask)
-    return _Summary(bad, (backend.largest(X), backend.largest(Y)), single, counted(X, mask))
+    return _EntryStatistics(bad, (backend.largest(X), backend.largest(Y)), single, counted(X, mask))
 
 
 def without_padding(X: Array, Y: Array, mask: Array | None) -> tuple[Array, Array]:
