@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from onelayer.array import backend, blocks, checks
 from onelayer.array.backend import Array, NumpyArray
 from onelayer.data import sources
-from onelayer.data.sources import Chunk
+from onelayer.data.chunks import Chunk
 from onelayer.heads import dense
 from onelayer.heads.base import Tokens
 from onelayer.heads.softmax import allowed_pairs

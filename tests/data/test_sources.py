@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onelayer.data import sources
-from onelayer.data.chunks import InMemory, Streamed
+from onelayer.data.chunks import Chunk, InMemory, Streamed
 from onelayer.data.dask import OnCluster
-from onelayer.data.sources import Chunk, Source, source
+from onelayer.data.sources import Source, source
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((23, 3, 2))

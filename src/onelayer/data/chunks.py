@@ -32,8 +32,7 @@ import numpy as np
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.array.blocks import fold_over
-from onelayer.data.progress import Progress as Progress
-from onelayer.data.progress import no_progress as no_progress
+from onelayer.data.progress import Progress, no_progress
 
 CHUNK_BYTES = 64 * 2**20  # of a file, read at a time
 KEPT_BYTES = 2 * 2**30  # held in memory between two passes

@@ -11,8 +11,7 @@ import numpy as np
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
-from onelayer.data.chunks import Chunk as Chunk
-from onelayer.data.chunks import Chunks, InMemory
+from onelayer.data.chunks import Chunk, Chunks, InMemory
 from onelayer.data.dask import DaskArrays
 from onelayer.data.files import LargeFiles
 from onelayer.data.functions import Functions

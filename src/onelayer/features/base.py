@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
@@ -86,7 +87,7 @@ class SetEstimator(BaseEstimator):
         return tags
 
 
-class RidgeEstimator(CallbackSupportMixin, SetEstimator):
+class RidgeEstimator(CallbackSupportMixin, SetEstimator, ABC):
     """An estimator fitted by ridge regression; subclasses define `_draw`.
 
     `_keep` stores coefficients (rows, targets) as a public attribute, and `_kept` returns them.
@@ -94,9 +95,9 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator):
 
     _all_in_memory = False  # whether the model needs all examples at once
 
+    @abstractmethod
     def _draw(self, sets: Sets) -> RidgeModel:
         """The model that the parameters describe, for examples like `sets`."""
-        raise NotImplementedError
 
     def _keep(self, coefficients: Array, flat: bool) -> None:
         self.coef_ = coefficients[:, 0] if flat else coefficients.T

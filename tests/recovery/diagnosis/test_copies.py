@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onelayer import AttentionLayer, Reason, inputs, recover
-from onelayer.data.sources import Chunk
+from onelayer.data.chunks import Chunk
 from onelayer.recovery.diagnosis import copies
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from onelayer.array import backend
 from onelayer.array.backend import NumpyArray
-from onelayer.data.sources import Chunk
+from onelayer.data.chunks import Chunk
 from onelayer.data.storage import Positions
 
 DECIMALS = 9  # to which whitened tokens agree: their rounding depends on their place in memory
