@@ -554,22 +554,3 @@ def vertices(normals, lower, upper):
             if np.all(values >= lower - 1e-9) and np.all(values <= upper + 1e-9):
                 corners.append(corner)
     return np.array(corners)
-
-
-def third_order(X, Y, mask=None, causal=False, constant=False):
-    """T (p, d, d, e): rows of Y correlated with products of three tokens, by loops.
-
-    T = Σ_a Σ_b w_ab x_a ⊗ (x_b - Σ_c w_ac x_c) ⊗ x_b ⊗ y_a with w_ab the same for all tokens b
-    other than a that row a may attend to, and 0 else; `constant` appends 1 to x_a.
-    """
-    n, tokens, dim = X.shape
-    T = np.zeros((dim + int(constant), dim, dim, Y.shape[2]))
-    for i, a in present_rows(n, tokens, mask):
-        present = None if mask is None else mask[i]
-        others = [b for b in allowed_keys(a, tokens, present, causal) if b != a]
-        query = np.append(X[i, a], 1.0) if constant else X[i, a]
-        mean = sum((X[i, c] for c in others), np.zeros(dim)) / max(1, len(others))
-        for b in others:
-            term = np.multiply.outer(query, X[i, b] - mean)
-            T += np.multiply.outer(np.multiply.outer(term, X[i, b]), Y[i, a]) / len(others)
-    return T

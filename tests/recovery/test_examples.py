@@ -37,6 +37,18 @@ def posed(X, Y, mask=None, **options):
     return holdout.split(examples, Options(**{"heads": 2, **options}), no_progress, rng)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_parts_are_blocks_of_about_so_many_rows(xp_array, masked):
+    found = random_case(0, n=10, tokens=3, masked=masked, causal=True).problem(xp_array)
+    (whole,) = found.parts(1000)
+    parts = found.parts(14)  # four examples of three tokens
+    assert [part.keys.shape[0] for part in parts] == [4, 4, 2]
+    for name in ("queries", "keys", "outputs", *(["counted", "allowed"] if masked else [])):
+        joined = np.concatenate([to_numpy(getattr(part, name)) for part in parts])
+        np.testing.assert_array_equal(joined, to_numpy(getattr(whole, name)))
+    assert len(found.parts(1)) == 10  # one example at least
+
+
 def assert_same_examples(mine, theirs):
     """The same whitened examples in the same order."""
     for name in ("X", "Y", "mask"):

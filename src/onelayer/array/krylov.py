@@ -1,4 +1,4 @@
-"""Conjugate gradients, Lanczos steps and block Krylov spaces, as functions of a matrix product."""
+"""Conjugate gradients and Lanczos steps, as functions of a matrix product."""
 
 from __future__ import annotations
 
@@ -109,41 +109,3 @@ def lanczos(
             return Ritz(values, vector, exhausted or converged or done >= dimension)
         off_diagonal.append(length)
         basis = xp.concat([basis, xp.reshape(image / length, (1, size))], axis=0)
-
-
-def orthonormal_rows(rows: Array) -> Array:
-    """Rows (count, size) made orthonormal in float64, returned in their own precision."""
-    xp = backend.namespace(rows)
-    basis, _ = xp.linalg.qr(backend.transpose(backend.double(rows)))
-    return backend.like(backend.transpose(basis), rows)
-
-
-def block_krylov(
-    product: LinearMap,
-    transposed: LinearMap,
-    start: Array,
-    rounds: int,
-    most: int,
-    progress: Callable[[float], None],
-) -> tuple[Array, Array]:
-    """Approximate leading left singular vectors of T, as rows, and their singular values.
-
-    `product` takes rows v to rows T v, and `transposed` rows u to rows Tᵀ u. A block of rows goes
-    back and forth for some rounds, and the best directions in the span of the last `most` blocks
-    are taken (Musco and Musco 2015).
-    """
-    xp, right = backend.namespace(start), start
-    blocks: list[tuple[Array, Array]] = []  # orthonormal rows u, and Tᵀ u
-    for done in range(rounds):
-        progress(done / rounds)
-        left = backend.double(product(orthonormal_rows(right)))
-        blocks = blocks[1 - most :] if most > 1 else []
-        for _ in range(2):  # twice: once leaves rounding errors
-            for before, _ in blocks:
-                left = left - (left @ backend.transpose(before)) @ before
-        left = orthonormal_rows(left)
-        right = transposed(left)
-        blocks.append((left, right))
-    images = xp.concat([backend.double(image) for _, image in blocks], axis=0)
-    mixed, values, _ = xp.linalg.svd(images, full_matrices=False)
-    return backend.transpose(mixed) @ xp.concat([rows for rows, _ in blocks], axis=0), values

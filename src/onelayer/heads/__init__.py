@@ -9,6 +9,5 @@ such arrays, scales them and takes inner products, and asks the family for the r
 - a `TangentSpace` (see `base.py`) says in which directions theta may move.
 
 `dense.py` has heads with any attention matrix, `low_rank.py` those whose matrices have a known
-rank, `subspace.py` those that are combinations of few directions. `softmax.py` turns scores into
-attention for every family.
+rank. `softmax.py` turns scores into attention for every family.
 """

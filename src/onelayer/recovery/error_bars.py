@@ -22,7 +22,7 @@ that mean square times the 0.95-quantile of the F-distribution with 1 and K degr
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,6 +34,7 @@ from onelayer.data.chunks import InMemory
 from onelayer.heads.dense import flat_tokens
 from onelayer.recovery.diagnosis.copies import DECIMALS, row_keys
 from onelayer.recovery.examples import WhitenedExamples
+from onelayer.recovery.factored import sensitivity as factored_sensitivity
 from onelayer.recovery.gauss_newton import jacobian, varpro
 from onelayer.recovery.gauss_newton.batches import Rows, map_blocks
 from onelayer.recovery.gauss_newton.varpro import Fit
@@ -49,6 +50,8 @@ _COMPARED = 4000  # rows that are compared
 # Error bars are computed from at least this many equations per unknown, scores and rows per number
 # that they determine, and examples: roughly first, then carefully.
 _Enough: TypeAlias = tuple[float, float, int]
+_LOW_RANK_ENOUGH = 6.0
+_PART_ROWS = 1024  # of blocks for products with factors
 _ENOUGH: tuple[_Enough, ...] = ((6.0, 6.0, 1), (6.0, 8.0, 100))
 
 
@@ -77,6 +80,10 @@ def error_bars(
     allows at most, which costs no draws.
     """
     copies = _copies(fitted)
+    if rank is not None and fitted.offset is None:
+        known = _of_low_rank(fit, fitted, rank, copies, rounding, rng)
+        if known is not None and max(known.attention.max(), known.projection.max()) <= sharp:
+            return known
     for enough in _ENOUGH:
         few = _thinned(fit, fitted, rank, copies, enough)
         response = sensitivity(few, rank, rng)
@@ -99,12 +106,60 @@ def _at_most(
     fit: Fit, few: Fit, fitted: WhitenedExamples, response: Sensitivity, noise: float
 ) -> ErrorBars:
     """Bars if all noise were in the direction that is determined worst."""
-    transform, (least, most) = fitted.transform, response.extremes
+    least, most = response.extremes
     total = noise * few.batches.equations**0.5
     with np.errstate(divide="ignore", invalid="ignore"):
         heads = _MARGIN * total / (least * response.strengths)  # longest that heads may move
         inverse = np.linalg.norm(backend.to_numpy(few.inverse), 2) ** 0.5
         weights = inverse * (total + _MARGIN * most * heads)
+    return _in_callers_units(fit, fitted, heads, weights, noise, least / most if most else 0.0)
+
+
+def _of_low_rank(
+    fit: Fit,
+    fitted: WhitenedExamples,
+    rank: int,
+    copies: float,
+    rounding: float,
+    rng: np.random.Generator,
+) -> ErrorBars | None:
+    """The same where projections were found to have the rank of the attention matrices too.
+
+    None if they have not. Then nothing needs the features of projections of any rank, which are
+    most of the cost for large layers (see `factored/sensitivity.py`).
+    """
+    tokens, dim = fitted.tokens, fitted.dim
+    pairs = tokens * max(tokens - 1, 1) / (2 if fitted.causal else 1)
+    unknowns = fit.heads * (rank * (3 * dim + fitted.out_dim - 2 * rank) + dim) + fitted.out_dim
+    wanted = max(
+        _LOW_RANK_ENOUGH * unknowns * fitted.examples / fitted.equations,
+        _LOW_RANK_ENOUGH * (rank * (2 * dim - rank) + dim) / pairs,
+    )
+    few = fitted.sample(min(fitted.examples, int(copies * wanted) + 1))
+    found = factored_sensitivity.response(fit, rank, few.parts(_PART_ROWS), rng)
+    if found is None or few.equations <= unknowns:
+        return None
+    noise = max(found.error * (few.equations / (few.equations - unknowns)) ** 0.5, rounding)
+    total = _MARGIN * noise * (copies * few.equations) ** 0.5
+    with np.errstate(divide="ignore", invalid="ignore"):
+        heads = total / (found.least * found.attention)
+        weights = total / (found.least * found.projection)
+    smallest = found.least / found.most if found.most else 0.0
+    bars = _in_callers_units(fit, fitted, heads, weights, noise, smallest)
+    return replace(bars, projection=bars.projection + found.truncated)
+
+
+def _in_callers_units(
+    fit: Fit,
+    fitted: WhitenedExamples,
+    heads: Values,
+    weights: Values,
+    noise: float,
+    smallest: float,
+) -> ErrorBars:
+    """Bars if whitened heads move by at most `heads`, and their weights by `weights`."""
+    transform = fitted.transform
+    with np.errstate(divide="ignore", invalid="ignore"):
         stretch = 1 / fitted.span.deviations.min(initial=np.inf)
         attention, projection = _on_span(transform, fit.theta, fit.weights)
         sizes = [np.sum(one**2, axis=(1, 2)) ** 0.5 for one in (attention, projection)]
@@ -112,7 +167,7 @@ def _at_most(
         bars = stretch * max(stretch, 1.0) * mean * heads / sizes[0], stretch * weights / sizes[1]
     attention, projection = (np.where(np.isnan(bar), np.inf, bar) for bar in bars)
     nested = np.full(fitted.span.rank, attention.max())
-    return ErrorBars(attention, projection, nested, noise, least / most if most > 0 else 0.0)
+    return ErrorBars(attention, projection, nested, noise, smallest)
 
 
 def _by_draws(

@@ -117,6 +117,15 @@ class WhitenedExamples(Whitening):
         """Examples in memory in blocks; a single empty block if there are no examples."""
         return _blocks(self, self.arrays, heads)
 
+    def parts(self, rows: int) -> list[Block]:
+        """Examples in memory in blocks of about so many rows."""
+        X, Y, mask = self.arrays
+        size = max(1, rows // self.tokens)
+        return [
+            block(self, X[part, ...], Y[part, ...], None if mask is None else mask[part, ...])
+            for part in blocks.slices(X.shape[0], 1, size)
+        ]
+
     def batches(self, heads: int) -> Batches:
         """The examples in blocks, chunk by chunk, held where they are if memory allows."""
         budget = chunks.memory_budget(self.whitening)

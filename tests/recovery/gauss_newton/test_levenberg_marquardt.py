@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from onelayer import AttentionLayer, inputs
 from onelayer.array.backend import like, to_numpy
 from onelayer.heads import dense, low_rank
-from onelayer.recovery.gauss_newton import jacobian, levenberg_marquardt
+from onelayer.recovery.gauss_newton import levenberg_marquardt
 
 VARIANTS = [
     {},
@@ -209,35 +209,6 @@ def test_a_rough_solve_stops_early(monkeypatch):
         levenberg_marquardt.step(replace(begin(case), rough=rough), np.random.default_rng(0))
     assert asked[0] == levenberg_marquardt.SETTINGS.rough_tolerance
     assert asked[-1] < 0.5 * levenberg_marquardt.SETTINGS.rough_tolerance
-
-
-def test_far_from_a_fit_solves_on_a_cpu_see_mixtures_of_many_outputs(monkeypatch):
-    layer = AttentionLayer.random(heads=2, dim=3, out_dim=12, scale=1.5, seed=1)
-    case = solved_case(layer, inputs.gaussian(120, 4, 3, seed=2), None)
-    batches, mixtures = case.problem().batches(2), []
-    sketched = jacobian.Jacobian.sketched
-
-    def noted(products, count, rng):
-        mixtures.append(count)
-        return sketched(products, count, rng)
-
-    monkeypatch.setattr(jacobian.Jacobian, "sketched", noted)
-    numbers = replace(levenberg_marquardt.SETTINGS, many_outputs=12)
-    monkeypatch.setattr(levenberg_marquardt, "SETTINGS", numbers)
-    theta = 0.3 * np.random.default_rng(0).standard_normal((3, 6))
-    state = levenberg_marquardt.begin(batches, theta, coarse=True)
-    errors, state = errors_from(state, 40, enough=1e-9)
-    assert errors[-1] <= 1e-9
-    far = sum(error > levenberg_marquardt.SETTINGS.sketched_error for error in errors[:-1])
-    assert mixtures == [3] * far  # a quarter of the outputs, and all of them at the end
-    assert far > 2
-    numbers = replace(levenberg_marquardt.SETTINGS, many_outputs=13)
-    monkeypatch.setattr(levenberg_marquardt, "SETTINGS", numbers)
-    levenberg_marquardt.step(
-        levenberg_marquardt.begin(batches, theta, coarse=True), np.random.default_rng(0)
-    )
-    levenberg_marquardt.step(levenberg_marquardt.begin(batches, theta), np.random.default_rng(0))
-    assert len(mixtures) == far
 
 
 def test_at_the_limit_of_rounding_no_step_is_sought_for_long(monkeypatch):

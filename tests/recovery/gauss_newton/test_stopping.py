@@ -47,20 +47,13 @@ def test_a_stage_ends_where_no_step_helps():
     assert StoppingRule(1e-12).ending(still, losses(0.1, 0.1)) is Ending.STATIONARY
 
 
-def test_an_eager_stage_is_left_sooner():
-    slow = losses(0.104, 0.103, 0.102, 0.101, 0.1)
-    assert StoppingRule(1e-12).ending(at(0.1), slow) is None
-    assert StoppingRule(1e-12, eager=True).ending(at(0.1), slow) is Ending.STUCK
-    crawl = losses(0.115, 0.112, 0.109, 0.106, 0.103, 0.1)
-    assert StoppingRule(1e-12, eager=True).ending(at(0.1), crawl) is Ending.STUCK
-    dear = at(0.1, products=levenberg_marquardt.SETTINGS.most_products + 1)
-    assert StoppingRule(1e-12, eager=True).ending(dear, losses(0.4, 0.1)) is Ending.STUCK
-    assert StoppingRule(1e-12).ending(dear, losses(0.4, 0.1)) is None
-
-
-def test_near_a_fit_even_an_eager_stage_is_patient():
-    slow = losses(1.02e-6, 1.01e-6, 1e-6)
-    assert StoppingRule(1e-12, eager=True).ending(at(1e-6), slow) is None
+def test_near_a_fit_patience_is_longer():
+    slow = [1.0 + 0.001 * i for i in range(40, 0, -1)]
+    near, far = (losses(*[error * one for one in slow]) for error in (1e-6, 1e-4))
+    assert StoppingRule(1e-12).ending(at(1.001e-6), near) is None
+    assert StoppingRule(1e-12).ending(at(1.001e-4), far) is Ending.STUCK
+    longer = losses(1.1e-6, *[1e-6 * one for one in slow])
+    assert StoppingRule(1e-12).ending(at(1.001e-6), longer) is Ending.STUCK
 
 
 def test_patience_ends():

@@ -79,6 +79,24 @@ def test_the_file_that_a_search_goes_on_from_is_not_written_again(kept):
     assert list(kept([(0, 0.5), (20, 0.6), (40, 0.4)], resumed=True)) == [40]
 
 
+def test_layers_that_are_no_fits_are_made_where_they_are_better(path):
+    layer, X, _ = examples()
+    case = solved_case(layer, X)
+    fit, made = case.fit(), []
+    checkpointer = checkpoint.Checkpointer(path, case.problem())
+
+    def parts(error):
+        made.append(error)
+        return fit.theta * (1 + error), fit.weights
+
+    for error, count in ((0.5, 50), (0.6, 50), (0.4, 50), (0.9, 400), (0.5, 50)):
+        checkpointer.offer_layer(error, count, lambda error=error: parts(error))
+    assert made == [0.5, 0.4, 0.9]  # more examples may have a larger error
+    checkpointer.flush()
+    kept = AttentionLayer.load(path)
+    np.testing.assert_allclose(kept.attention, 1.9 * layer.attention, atol=1e-9)
+
+
 def test_a_good_checkpoint_is_not_replaced_by_worse(path):
     layer, X, Y = examples(n=45)
     layer.save(path)

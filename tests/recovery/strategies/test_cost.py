@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases import random_case
+from factorings import solved_problem
 
 from onelayer import AttentionLayer, inputs, recover
 from onelayer.data import sources
@@ -20,15 +21,36 @@ def test_a_plan_is_described_in_words(seconds, words):
     assert text == f"steps on 2,679 examples, up to 3.1 GB, about {words}"
 
 
+def planned(posed, heads, examples, rank=None):
+    return cost.plan(posed, heads, examples, rank, settings.DEFAULT)
+
+
 def test_more_of_anything_takes_more(xp_array, monkeypatch):
     monkeypatch.setattr(cost, "_seconds_per_operation", lambda *_: 1e-9)
     posed = random_case(0, n=40, dim=4, heads=2).problem(xp_array)
     wide = random_case(0, n=40, dim=8, heads=2).problem(xp_array)
-    least = cost.plan(posed, 2, 20)
-    for more in (cost.plan(posed, 3, 20), cost.plan(wide, 2, 20)):
+    least = planned(posed, 2, 20)
+    for more in (planned(posed, 3, 20), planned(wide, 2, 20)):
         assert more.bytes > least.bytes
         assert more.seconds > least.seconds
-    assert cost.plan(posed, 2, 40).seconds > least.seconds
+    assert planned(posed, 2, 40).seconds > least.seconds
+    low, higher = (planned(posed, 2, 20, rank) for rank in (1, 3))
+    assert low.seconds < higher.seconds
+
+
+def test_a_known_rank_takes_fewer_unknowns_where_projections_have_it():
+    posed = random_case(0, n=40, dim=4, out_dim=3, heads=2).problem()
+    # Matrices of rank r in d x e dimensions have r (d + e - r) free numbers.
+    for rank, expected in ((1, 2 * (7 + 6)), (2, 2 * (12 + 10)), (None, 2 * (16 + 12))):
+        assert cost.factored_unknowns(posed, 2, rank) == expected
+    per_example = posed.equations / 40
+    assert cost.factored_examples(posed, 10.0, 2, 1) == np.ceil(10 * 26 / per_example)
+
+
+def test_a_row_multiplies_every_factor_once():
+    _, factors = solved_problem(n=10, heads=3, dim=5, rank=2, value_rank=2, bias=True)
+    multiplied = 5 * 6 + 5 * 6 + 5 * 3 + 5 * 6 + 6 * 5 + 5  # Q, K, c, V, O and b
+    assert cost.row_operations(factors) == 2 * multiplied
 
 
 def test_seconds_follow_a_trial(monkeypatch):
@@ -43,16 +65,16 @@ def test_examples_that_stay_elsewhere_take_no_memory_here():
     source = sources.in_memory(case.X, case.Y, None).in_pieces()
     positions = np.arange(4000)
     spread = whiten(ValidatedExamples.of(source), order=positions)
-    here, there = (cost.plan(posed, 2, 20).bytes for posed in (case.problem(), spread))
+    here, there = (planned(posed, 2, 20).bytes for posed in (case.problem(), spread))
     copies = 3 * 8 * 4000 * case.X.shape[1] * (4 + case.Y.shape[2])
     assert here - there == copies
 
 
 def test_what_has_no_room_is_not_held(monkeypatch):
     posed = random_case(0, n=400, dim=4, heads=2).problem()
-    held = cost.plan(posed, 2, 20).bytes
+    held = planned(posed, 2, 20).bytes
     monkeypatch.setattr(cost.chunks, "KEPT_BYTES", 1)
-    assert cost.plan(posed, 2, 20).bytes < held
+    assert planned(posed, 2, 20).bytes < held
 
 
 def test_large_problems_say_what_they_will_take(request):

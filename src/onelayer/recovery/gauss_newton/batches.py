@@ -62,7 +62,7 @@ class Batches:
 
     def in_single(self, heads: int) -> PerBlock[Block]:
         """The blocks in float32."""
-        held = self.persist(map_blocks(_in_single, self.chunks), 2 * self.dim + 1 + self.out_dim, 4)
+        held = self.persist(map_blocks(in_single, self.chunks), 2 * self.dim + 1 + self.out_dim, 4)
         if held.in_memory and not self.chunks.in_memory:
             # What is computed from blocks in memory is held too, so they are streamed if that of
             # all heads would not fit.
@@ -76,7 +76,7 @@ def numbers_per_row(heads: int, dim: int, tokens: int, out_dim: int) -> int:
     return heads * (dim + tokens + out_dim)
 
 
-def _in_single(block: Block) -> Block:
+def in_single(block: Block) -> Block:
     given = {k: v for k, v in vars(block).items() if k != "allowed" and v is not None}
     return replace(block, **{k: backend.single(v) for k, v in given.items()})
 

@@ -8,11 +8,9 @@ in each of which it is a sum over blocks. How theta changes scores is left to th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from onelayer.array import backend
 from onelayer.array.backend import Array
@@ -73,17 +71,6 @@ class Jacobian:
     def against(self, rows: Rows) -> Array:
         """Hᵀ u."""
         return sum_blocks(varpro.against_features, self.attended, rows)
-
-    def sketched(self, count: int, rng: np.random.Generator) -> Jacobian:
-        """The same for `count` random mixtures of the outputs: S on average, at a lower cost.
-
-        Outputs are mixed by orthonormal columns Q (e, count) times the root of e / count: a layer
-        with such outputs has the projections W_i Q.
-        """
-        outputs = int(self.weights.shape[1])
-        mixtures = np.linalg.qr(rng.standard_normal((outputs, count)))[0] * (outputs / count) ** 0.5
-        weights = self.weights @ backend.like(mixtures, self.weights)
-        return replace(self, weights=weights, images=_projected(self.batches, self.blocks, weights))
 
 
 def jacobian(fit: Fit, single: bool = False) -> Jacobian:

@@ -9,10 +9,7 @@ Inside the solve float32 is enough, and on a GPU the three digits of its fastest
 direction comes from it. Residuals, gradient and the decision to accept a step are float64. Should
 the loss fall too slowly close to an exact fit, the problem is ill conditioned and the solve is
 repeated in float32, and then in float64. Large problems are fitted in float32 too while they are
-far from a fit. There, on a CPU, solves use a quarter as many random mixtures of the outputs: most
-of the cost of a product is proportional to the outputs, and S of the mixtures is S on average. In
-384 dimensions with 12 heads of rank 32 a product took half the time, and steps gained as much as
-with all outputs.
+far from a fit.
 
 Block preconditioners were tried (the mean over rows of C_i W_i W_jᵀ C_j, with C the covariance of
 tokens under attention, with and without the projection): on random inputs they reduce the condition
@@ -51,13 +48,11 @@ class SolverSettings:
     least_damping: float = 1e-9
     most_damping: float = 1e7  # no step is tried beyond it
     most_products: int = 300  # in one solve
+    last_share: float = 0.1  # of the target error, that the last solve may leave
     slow: float = 0.2  # a step near an exact fit should leave no more than this share of the loss
     near_loss: float = 1e-6  # loss below which a fit counts as near
     rough_tolerance: float = 1e-4  # the share of the squared residual that three digits can reach
     coarse_error: float = 2e-3  # error above which large problems are fitted in float32
-    sketched_error: float = 2e-2  # error above which solves on a CPU use mixtures of the outputs
-    outputs_per_mixture: int = 4
-    many_outputs: int = 128  # mixtures pay from this number of outputs on
     basin_loss: float = 1e-3  # below which a fit is in the basin of a good one
 
 
@@ -156,8 +151,11 @@ def step(
     rng: np.random.Generator,
     stop: Callable[[], bool] = never,
     exact: float = 0.0,
+    target: float = 0.0,
 ) -> SolverState:
     """Try steps of growing damping until one lowers the loss, none does, or `stop()` is true.
+
+    Solves are no finer than it takes to reach an error of `target`.
 
     At an error of `exact` or less only rounding may be left: the first failed attempt is the last
     in its precision.
@@ -165,10 +163,10 @@ def step(
     fit, policy = state.fit, state.current_policy
     gradient, products = _gradient_and_products(state)
     metric = Metric(state.space, preconditioner(fit, products) if state.preconditioned else None)
-    if _may_be_sketched(state):
-        products = products.sketched(fit.batches.out_dim // SETTINGS.outputs_per_mixture, rng)
     curvature = _mean_curvature(products, metric, gradient, rng)
     tolerance = policy.inexactness * min(1.0, 10.0 * fit.error)
+    if fit.error > target:
+        tolerance = max(tolerance, (SETTINGS.last_share * target / fit.error) ** 2)
     if state.rough:
         tolerance = max(tolerance, SETTINGS.rough_tolerance)
     used: list[int] = []  # products of each attempt
@@ -197,7 +195,7 @@ def step(
         return replace(state, products=sum(used), gain=0.0)
     if state.rough or state.single:  # the direction may have been lost in rounding
         finer = _finer(state)
-        return step(finer if finer.single else in_full(finer), rng, stop, exact)
+        return step(finer if finer.single else in_full(finer), rng, stop, exact, target)
     exhausted = np.inf if fit.error > exact else state.damping
     return replace(state, damping=exhausted, products=sum(used), gain=0.0)
 
@@ -220,14 +218,6 @@ def _gradient_and_products(state: SolverState) -> tuple[Array, Jacobian]:
         return jacobian.gradient(fit, products, space), products
     # One after the other: both take memory.
     return jacobian.gradient(fit, space=space), jacobian.jacobian(fit, single=state.single)
-
-
-def _may_be_sketched(state: SolverState) -> bool:
-    """Whether a solve may use mixtures of the outputs: far from a fit, on a CPU, at first."""
-    fit = state.fit
-    first = fit.single and state.single and backend.gpu_memory(fit.theta) is None
-    far = fit.error > SETTINGS.sketched_error
-    return first and far and fit.batches.out_dim >= SETTINGS.many_outputs
 
 
 def _finer(state: SolverState) -> SolverState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from onelayer.recovery.gauss_newton.levenberg_marquardt import SETTINGS, SolverState
+from onelayer.recovery.gauss_newton.levenberg_marquardt import SolverState
 from onelayer.recovery.gauss_newton.varpro import Fit
 
 
@@ -15,7 +15,6 @@ class Ending(Enum):
     REACHED = "reached"  # the target error
     STATIONARY = "stationary"  # no step lowers the loss
     STUCK = "stuck"  # steps lower the loss too slowly
-    OVERFITTED = "overfitted"  # it fits its few examples, but not others
     BUDGET = "budget"  # the limit of steps or seconds is reached
 
 
@@ -43,12 +42,8 @@ class StoppingRule:
 
     target: float  # error
     least_gain: float = 1e-7  # a step that gains less than this share gains nothing
-    eager: bool = False  # left sooner: something better is waiting, and steps are expensive
-    scarce: bool = False  # whether more examples are waiting too
     exact: float = 0.0  # error that counts as reached once steps gain little: rounding is left
     expected: float = 0.7  # a stage is stuck if the policy's patience leaves more than this share
-    eager_patience: int = 5
-    halted: tuple[float, int] = (0.95, 2)  # an eager stage ends if two steps leave more than this
     near_error: float = 1e-5  # near a fit slow progress is conditioning: be patient
     near_patience: int = 40
     rounding_gain: float = 0.5  # near a fit, steps on more than rounding gain more than this share
@@ -66,15 +61,7 @@ class StoppingRule:
             return Ending.STATIONARY
         near = state.fit.error < self.near_error
         patience = self.near_patience if near else state.current_policy.patience
-        if self.eager and state.fit.error > self.near_error:
-            patience = self.eager_patience
-            if state.products > SETTINGS.most_products or self._halted(losses):
-                return Ending.STUCK
         return Ending.STUCK if _leaves(losses, self.expected, patience) else None
-
-    def _halted(self, losses: list[float]) -> bool:
-        """Whether the last steps of an eager stage have gained next to nothing."""
-        return _leaves(losses, *self.halted)
 
 
 def _leaves(losses: list[float], share: float, steps: int) -> bool:

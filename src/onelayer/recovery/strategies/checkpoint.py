@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onelayer.array.backend import Array
 from onelayer.layer import AttentionLayer
 from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.strategies.settings import StageSettings
@@ -38,29 +40,35 @@ class Checkpointer:
 
     def offer(self, fit: Fit) -> None:
         """Take a fit if it is better, and write it unless the last write was too recent."""
+        self.offer_layer(fit.error, fit.batches.examples, lambda: (fit.theta, fit.weights))
+
+    def offer_layer(
+        self, error: float, examples: int, layer: Callable[[], tuple[Array, Array]]
+    ) -> None:
+        """The same for theta and weights with some error on some number of examples."""
         if self.resumed:
-            self.least, self.examples, self.resumed = fit.error, fit.batches.examples, False
-        elif self._is_better(fit):
-            self._take(fit)
+            self.least, self.examples, self.resumed = error, examples, False
+        elif self._is_better(error, examples):
+            self._take(error, examples, *layer())
         if time.monotonic() - self.written >= _SECONDS_BETWEEN_WRITES:
             self.flush()
 
     def finish(self, fit: Fit, solved: bool) -> None:
         """Take the last fit if it is solved or better than any before."""
-        if solved or self._is_better(fit):
-            self._take(fit)
+        error, examples = fit.error, fit.batches.examples
+        if solved or self._is_better(error, examples):
+            self._take(error, examples, fit.theta, fit.weights)
 
-    def _is_better(self, fit: Fit) -> bool:
+    def _is_better(self, error: float, examples: int) -> bool:
         """Whether a fit is better; one to fewer examples has a smaller error on them."""
         trust = 1.0
-        if fit.batches.examples != self.examples:
-            more = fit.batches.examples > self.examples
-            trust = self.overfitted if more else 1 / self.overfitted
-        return fit.error < trust * self.least
+        if examples != self.examples:
+            trust = self.overfitted if examples > self.examples else 1 / self.overfitted
+        return error < trust * self.least
 
-    def _take(self, fit: Fit) -> None:
-        self.least, self.examples = fit.error, fit.batches.examples
-        self.waiting = self.transform.layer(fit.theta, fit.weights)
+    def _take(self, error: float, examples: int, theta: Array, weights: Array) -> None:
+        self.least, self.examples = error, examples
+        self.waiting = self.transform.layer(theta, weights)
 
     def flush(self) -> None:
         """Write the waiting layer; the search continues if the disk is full."""

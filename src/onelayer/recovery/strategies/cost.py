@@ -1,9 +1,9 @@
 """What a search costs: operations and memory from the sizes, time from a trial.
 
-Memory and time are estimates, shown before a large search starts. The time is that of steps as
-layers of a pretrained transformer took them (12 heads of rank 32 in 384 dimensions, six layers,
-three seeds: 26 to 66 steps with 280 to 880 products), at the speed of one product of the size at
-hand. Memory is that of steps on all examples, which some searches end with.
+Memory and time are estimates, shown before a large search starts. The time is that of descent and
+steps as layers of a pretrained transformer took them (12 heads of rank 32 in 384 dimensions), at
+the speed of one product of the size at hand. Memory is that of fits to all examples, which some
+searches end with.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.data import chunks
 from onelayer.recovery.examples import WhitenedExamples
+from onelayer.recovery.factored import descent
+from onelayer.recovery.factored.model import Factors
 from onelayer.recovery.strategies.settings import Settings
 
-_STEPS, _PRODUCTS = 50, 700
-_IN_FULL = 0.3  # share of steps that are fitted in float64, at twice the cost
-_IN_MIXTURES = 0.5  # relative cost of a product on a CPU, where most use fewer outputs
+_DESCENT_STEPS = 1500
+_PRODUCTS = 500  # with all factors
+_FITS = 4  # with eliminated projections, in float64 as two
+_STEPS, _PRODUCTS_OF_A_STEP = 8, 30  # with eliminated projections, if ranks are not known
 _TRIAL_ROWS = 2048
 
 
@@ -34,6 +37,26 @@ def product_operations(problem: WhitenedExamples, examples: int, heads: int) -> 
     """Floating point operations of a product with the Gauss-Newton matrix."""
     dim, out_dim = problem.dim, problem.out_dim
     return 4.0 * examples * problem.tokens * heads * dim * (dim + 2 * out_dim)
+
+
+def factored_unknowns(problem: WhitenedExamples, heads: int, rank: int | None) -> int:
+    """The number of unknowns if projections have the rank of the attention matrices."""
+    attention = problem.unknowns(heads, rank) - heads * problem.dim * problem.out_dim
+    inner = min(problem.dim, problem.out_dim, rank or problem.dim)
+    return attention + heads * inner * (problem.dim + problem.out_dim - inner)
+
+
+def factored_examples(
+    problem: WhitenedExamples, equations: float, heads: int, rank: int | None
+) -> int:
+    """The number of examples that have this many equations for each of these unknowns."""
+    per_example = problem.equations / problem.examples
+    return math.ceil(equations * factored_unknowns(problem, heads, rank) / per_example)
+
+
+def row_operations(factors: Factors) -> float:
+    """Floating point operations of a row in a forward pass, without those between tokens."""
+    return 2.0 * sum(int(math.prod(array.shape)) for _, array in factors.arrays())
 
 
 def step_operations(problem: WhitenedExamples, heads: int) -> float:
@@ -64,8 +87,10 @@ class CostEstimate:
         return f"steps on {self.examples:,} examples, up to {memory}, about {time}"
 
 
-def plan(problem: WhitenedExamples, heads: int, examples: int) -> CostEstimate:
-    """The plan of a search with this number of heads, and of examples in a step."""
+def plan(
+    problem: WhitenedExamples, heads: int, examples: int, rank: int | None, settings: Settings
+) -> CostEstimate:
+    """The plan of a search with heads of this number and rank, and of examples in a fit."""
     rows, features = examples * problem.tokens, heads * problem.dim
     # Beside steps: HᵀH and its inverse for two fits, and what it takes to find them; examples as
     # given, whitened, and in random order.
@@ -74,11 +99,16 @@ def plan(problem: WhitenedExamples, heads: int, examples: int) -> CostEstimate:
         size += 3 * 8.0 * problem.examples * problem.tokens * (problem.dim + problem.out_dim)
     size += max(_held_by_steps(problem, heads, count) for count in (examples, problem.examples))
     unit = 2.0 * rows * problem.dim * features  # tokens times a matrix for each head
-    product = 3 * unit + 2.0 * features**2 * problem.out_dim
-    if backend.gpu_memory(problem.whitening) is None:
-        product *= _IN_MIXTURES
-    fit = (1 + _IN_FULL) * (5 * unit + rows * features**2 + features**3)
-    operations = _PRODUCTS * product + _STEPS * (fit + 3 * unit)
+    fit = 5 * unit + rows * features**2 + features**3
+    inner = problem.dim if rank is None else rank
+    row = 2.0 * heads * inner * (3 * problem.dim + problem.out_dim)  # a forward pass of factors
+    operations = _DESCENT_STEPS * descent.SETTINGS.rows * 3 * row
+    if rank is None:
+        operations += _STEPS * (fit + _PRODUCTS_OF_A_STEP * 3 * unit)
+    else:
+        few = factored_examples(problem, settings.large.joint_equations, heads, rank)
+        joint = min(few, problem.examples) * problem.tokens
+        operations += _PRODUCTS * 3 * row * joint + _FITS * fit
     per_operation = _seconds_per_operation(problem.whitening, features)
     return CostEstimate(examples, size, operations * per_operation)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from onelayer.array.backend import Array
 from onelayer.recovery.gauss_newton.levenberg_marquardt import FAST
 from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome
-from onelayer.recovery.strategies import cost, head_swaps
+from onelayer.recovery.strategies import cost, pruning
 from onelayer.recovery.strategies.large import Large
 from onelayer.recovery.strategies.search import Search
 from onelayer.recovery.strategies.small import Review, Small
@@ -70,7 +70,7 @@ class HeadCount:
         while best.fit.heads > 1 and not self.search.log.spent:
             heads = best.fit.heads - 1
             name = f"without one: {_counted(heads)}"
-            outcome = self._for_heads(heads).stage(name, head_swaps.prune(best.fit, heads))
+            outcome = self._for_heads(heads).stage(name, pruning.prune(best.fit, heads))
             error = self.search.validate(name, outcome)
             as_good = error < self.search.settings.head_count.as_good * best_error
             reached = outcome.ending is Ending.REACHED

@@ -20,7 +20,7 @@ from onelayer.recovery.strategies.search import Search
 
 
 def refine(run: RecoveryRun) -> Recovery:
-    """Gauss-Newton steps, from random starts, from correlations or from a checkpoint."""
+    """Gauss-Newton steps, from random starts, from descent or from a checkpoint."""
     options, examples, path = run.options, run.examples, run.options.checkpoint
     resumed = None
     if path is not None and options.resume:

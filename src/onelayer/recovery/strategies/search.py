@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,13 +51,13 @@ class Search:
         losses = [state.fit.loss]
         self._record(name, state)
         while (ending := rule.ending(state, losses)) is None:
-            if rule.eager and rule.scarce and self._overfits(state.fit):
-                return StageOutcome(state, Ending.OVERFITTED)
             if self.log.spent:
                 return StageOutcome(state, Ending.BUDGET)
             if self.hopeless:
                 return StageOutcome(state, Ending.STUCK)
-            state = levenberg_marquardt.step(state, self.rng, self.log.late, rule.exact)
+            state = levenberg_marquardt.step(
+                state, self.rng, self.log.late, rule.exact, rule.target
+            )
             self._count(state)
             losses.append(state.fit.loss)
             self._record(name, state)
@@ -75,6 +75,29 @@ class Search:
         place = (stage, fit.heads, fit.batches.examples, fit.error)
         products = state.products if held_out_error is None else 0
         self.log.write(*place, damping=damping, products=products, held_out_error=held_out_error)
+
+    def note_layer(
+        self,
+        stage: str,
+        heads: int,
+        examples: int,
+        error: float,
+        layer: Callable[[], tuple[Array, Array]],
+        *,
+        damping: float = 0.0,
+        products: int = 0,
+        note: str = "",
+    ) -> None:
+        """Write a row for a layer that is no fit: its theta and weights, if they are needed."""
+        if self.checkpointer is not None:
+            self.checkpointer.offer_layer(error, examples, layer)
+        place = (stage, heads, examples, error)
+        self.log.write(*place, damping=damping, products=products, note=note)
+
+    def count_operations(self, products: int, operations: float) -> None:
+        """Add products, or other work on the examples, to the effort."""
+        self.products += products
+        self.effort += operations * self.settings.stage.seconds_per_operation
 
     def _count(self, state: SolverState) -> None:
         """Add a step to the effort: its products, and a fit that costs about three of them."""
@@ -98,13 +121,6 @@ class Search:
         if self.rounding > numbers.coarse_rounding:
             return min(numbers.rounding_factor * self.rounding, numbers.largest_rounding)
         return max(numbers.arithmetic_factor * self.rounding, numbers.elimination_error)
-
-    def _overfits(self, fit: Fit) -> bool:
-        """Whether the error on other examples is much larger, unless the fit is nearly exact."""
-        numbers = self.settings.stage
-        others = self.held_out.sample(min(numbers.overfitting_examples, self.held_out.examples))
-        self.used_validation, limit = True, numbers.overfitted * fit.error
-        return fit.error > numbers.basin_error and varpro.held_out_error(fit, others) > limit
 
     def heads_in(self, theta: Array) -> int:
         return dense.count(theta, self.problem.dim)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class StageSettings:
-    """When a stage of steps counts as exact, overfitted or hopeless."""
+    """When a fit counts as exact, overfitted or hopeless."""
 
     # Outputs computed in float32 have larger errors than outputs rounded to it once; coarser ones
     # were only rounded. So a fit is exact at `arithmetic_factor` times the rounding error, or at
@@ -20,9 +20,7 @@ class StageSettings:
     coarse_rounding: float = 1e-6
     largest_rounding: float = 0.1  # ..but no more than this, which says too little..
     elimination_error: float = 1e-10  # ..nor less: eliminating projections of equal heads loses it.
-    overfitted: float = 3.0  # ratio of the errors on other examples and on those of a fit..
-    basin_error: float = 1e-3  # ..except below this error, in the basin of the exact fit
-    overfitting_examples: int = 250  # held-out examples that suffice to detect it
+    overfitted: float = 3.0  # ratio of the errors on other examples and on those of a fit
     # Searches that end well take less time and fewer products with the Gauss-Newton matrix. Time
     # is counted in operations, so that results do not depend on the machine.
     hopeless_seconds: float = 25.0
@@ -63,9 +61,16 @@ class LargeSettings:
     operations: float = 2e10
     first_equations: float = 4.0  # per unknown in a first stage: fewer, since steps are expensive
     exact_factor: float = 10.0  # largest ratio of the held-out error of an exact fit to its error
-    located_gain: float = 3e-2  # heads are located in their span once a step gains less..
-    located_rows: float = 4.0  # ..on this many rows per feature
-    replaced_share: float = 0.95  # replacing a missing head leaves less of the loss
+    # Equations per unknown if projections have the rank of the attention matrices: of descent, to
+    # which more examples cost nothing but memory, and of steps on all factors.
+    descent_equations: float = 400.0
+    joint_equations: float = 11.0
+    # Descent that ends above `basin_loss` lacks heads. Above `narrow_loss` it rather lacks rank.
+    basin_loss: float = 5e-3
+    narrow_loss: float = 0.3
+    redrawn_share: float = 0.8  # drawing a head again helps if it leaves less of the loss
+    redrawn_examples: int = 400  # by which the head that explains least is found
+    part_rows: int = 1024  # of blocks in such steps: their arrays fit in a cache
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from onelayer.recovery.gauss_newton import levenberg_marquardt
 from onelayer.recovery.gauss_newton.levenberg_marquardt import CAUTIOUS, FAST, StepPolicy
 from onelayer.recovery.gauss_newton.stopping import Ending, StageOutcome, StoppingRule
 from onelayer.recovery.gauss_newton.varpro import Fit
-from onelayer.recovery.strategies import cost, head_swaps
+from onelayer.recovery.strategies import cost, pruning
 from onelayer.recovery.strategies.search import Search
 
 # Asked once about a first fit that explains too little. Returns a better outcome or the same one,
@@ -74,12 +74,8 @@ class Small:
         policy: StepPolicy = FAST,
         problem: WhitenedExamples | None = None,
         target: float | None = None,
-        eager: bool = False,
     ) -> StageOutcome:
-        """Take steps from `theta` until the stage ends, on all training examples by default.
-
-        An eager stage ends sooner.
-        """
+        """Take steps from `theta` until the stage ends, on all training examples by default."""
         search = self.search
         batches = (problem or search.problem).batches(search.heads_in(theta))
         space = low_rank.tangent(theta, search.problem.dim, search.rank)
@@ -88,8 +84,6 @@ class Small:
         )
         rule = StoppingRule(
             target=search.tol if target is None else target,
-            eager=eager,
-            scarce=problem is not None,
             exact=self.exact_error,
         )
         outcome = search.steps(name, state, rule)
@@ -111,7 +105,7 @@ class Small:
         """Stages on subsets of the examples, then on all; pruned to `heads` in the end.
 
         A stage on a subset runs to the end, which without noise leaves nothing to do for all
-        examples. Where it is stuck or overfitted the subset is doubled, and so it is for each
+        examples. Where it is stuck the subset is doubled, and so it is for each
         further attempt: more examples, fewer bad minima.
         """
         count = self.search.heads_in(theta)
@@ -119,7 +113,7 @@ class Small:
         while (subset := self.subset(count, attempt)) is not None:
             outcome = self.stage(f"{name}, few examples", theta, policy, subset, target)
             theta, policy, attempt = outcome.fit.theta, FAST, attempt + 1
-            if outcome.ending not in (Ending.STUCK, Ending.OVERFITTED):
+            if outcome.ending is not Ending.STUCK:
                 break
         return self.pruned(name, self.stage(name, theta, policy), heads, policy)
 
@@ -130,7 +124,7 @@ class Small:
         if outcome.fit.heads <= heads:
             return outcome
         self.search.validate_richer(name, outcome)
-        return self.stage(f"{name}, pruned", head_swaps.prune(outcome.fit, heads), policy)
+        return self.stage(f"{name}, pruned", pruning.prune(outcome.fit, heads), policy)
 
     def subset(self, heads: int, attempt: int = 0) -> WhitenedExamples | None:
         """Subset of examples for a first stage, or None if it would be nearly all of them."""
