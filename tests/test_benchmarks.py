@@ -1,9 +1,11 @@
 import argparse
 import importlib
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import scripts
 from models import write_model
 
@@ -26,38 +28,82 @@ def table(script, *arguments):
 def benchmark_module():
     """benchmarks/recovery.py as a module."""
     pytest.importorskip("torch")
-    return scripts.module(FOLDER / "recovery.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(FOLDER)
+        return scripts.module(FOLDER / "recovery.py")
+
+
+@pytest.fixture
+def peers(benchmark_module):
+    """benchmarks/peers.py as a module."""
+    return benchmark_module.peers
 
 
 @pytest.mark.slow
 def test_recovery_is_timed_beside_its_peers():
     pytest.importorskip("torch")
     arguments = ["--seeds", "1", "--sizes", "4,3,2,1", "--budget", "0.5"]
-    (header, row), progress = table("recovery.py", *arguments)
-    assert header == ["d, k, m, scale", "examples", "recover", "Adam", "L-BFGS", "faster by"]
-    assert row[:2] == ["4, 3, 2, 1", "85"]
-    assert row[2].endswith("(1/1)")
-    assert 0 < float(row[2].split()[0]) < 60
-    for peer in row[3:5]:
-        assert peer.endswith(("(1/1)", "(0/1)"))
-    assert float(row[5].removeprefix("> ")) >= 0  # a peer may win at this size
-    assert "seed 0: recover" in progress
+    (header, *rows), progress = table("recovery.py", *arguments)
+    assert header[:5] == ["d, k, m, scale", "examples", "certified", "head error", "recover"]
+    assert header[5:] == ["minibatch Adam", "Adam", "L-BFGS", "faster by"]
+    assert rows[0][:2] == ["4, 3, 2, 1", "85"]
+    assert [row[3] for row in rows] == ["0.01", "1e-05", "1e-10"]
+    for ours in (rows[0][2], *(row[4] for row in rows)):
+        assert ours.endswith("(1/1)")
+        assert 0 < float(ours.split()[0]) < 60
+    for row in rows:
+        assert all(peer.endswith(("(1/1)", "(0/1)")) for peer in row[5:8])
+        assert float(row[8].removeprefix("> ")) >= 0  # a peer may win at this size
+    assert rows[2][5] == "- (0/1)"  # in float32
+    assert "seed 0: certified" in progress
 
 
 @pytest.mark.slow
 def test_layers_of_a_model_and_random_ones_are_recovered(tmp_path):
+    pytest.importorskip("torch")
     arguments = ["--model", write_model(tmp_path, bias=True), "--layers", "0", "2"]
     arguments += ["--random", "2", "--shape", "2,5,2", "--examples", "900", "--amplitudes", "0.8"]
     found, progress = table("real_layers.py", *arguments, "--seeds", "1", "--device", "cpu")
-    header, *rows = found
-    assert header[:6] == ["layer", "entries", "examples", "seed", "outcome", "seconds"]
+    (header, *rows), (times_header, *times) = found[:4], found[4:]
+    assert header[:6] == ["layer", "inputs", "examples", "seed", "outcome", "seconds"]
     assert [row[0] for row in rows] == ["0", "2", "random, scale 2"]
     for row, heads in zip(rows, ("3/3", "3/3", "2/2"), strict=True):
         assert row[1:5] == ["±0.8", "900", "1", "exact"]
         assert row[6] == heads
         assert float(row[7]) < 1e-6
         assert all(float(cell) > 0 for cell in row[8:])
+    assert times_header[4:] == ["method", "0.01", "1e-05", "1e-10"]
+    for row, recovered in zip(times, rows, strict=True):
+        assert row[:5] == [*recovered[:4], "recover"]
+        assert float(row[5]) == float(row[6]) > 0
     assert "random, scale 2, ±0.8, 900, 1, exact" in progress
+
+
+@pytest.mark.slow
+def test_layers_are_recovered_from_text_beside_peers(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    model = write_encoder(tmp_path)
+    np.save(tmp_path / "windows.npy", np.random.default_rng(0).integers(0, 60, (400, 16)))
+    arguments = ["--model", model, "--layers", "1", "--examples", "300", "--seeds", "1"]
+    arguments += ["--inputs", "text", "--windows", tmp_path / "windows.npy", "--device", "cpu"]
+    arguments += ["--peers", "adam", "l-bfgs", "--budget", "0.2", "--batch", "32"]
+    (_, row, _, *times), _ = table("real_layers.py", *arguments)
+    assert row[:5] == ["1", "text × 1", "300", "1", "exact"]
+    assert row[6] == "2/2"
+    assert [row[4] for row in times] == ["recover", "minibatch Adam", "Adam", "L-BFGS"]
+    assert all(float(cell) > 0 for cell in times[0][5:])
+    assert all(row[-1] == "-" for row in times[1:])  # in float32
+
+
+def write_encoder(folder):
+    """The path of a whole encoder with random weights, written to a folder."""
+    encoders = scripts.module(Path(__file__).with_name("test_real_transformer.py"))
+    settings = {"num_attention_heads": encoders.HEADS, "layer_norm_eps": encoders.EPSILON}
+    (folder / "config.json").write_text(json.dumps(settings), "utf-8")
+    (folder / "vocab.txt").write_text("\n".join(encoders.WORDS), "utf-8")
+    safetensors.numpy.save_file(encoders.random_weights(), folder / "model.safetensors")
+    return folder / "model.safetensors"
 
 
 def test_successes_are_counted_against_equations_per_unknown():
@@ -324,17 +370,28 @@ def test_the_exponent_in_the_number_of_heads_is_fitted(monkeypatch):
     assert "Too few" in fitted_growth({1: 2000.0}, 10)
 
 
+def row_at_1e_5(benchmark_module, equations, **seconds):
+    """The cells of recover, the peers and the ratio, from seconds to all errors by method."""
+    targets = benchmark_module.peers.TARGETS
+    names = {"recover": "recover", "minibatch": "minibatch Adam", "adam": "Adam", "lbfgs": "L-BFGS"}
+    runs = {
+        names[name]: [dict.fromkeys(targets, one) for one in times]
+        for name, times in seconds.items()
+    }
+    runs["certified"] = runs["recover"]
+    options = argparse.Namespace(budget=30.0, equations=equations)
+    return benchmark_module.rows((8, 4, 2, 1.0), options, runs)[1][3:]
+
+
 def test_a_peer_that_never_arrives_counts_with_its_budget(benchmark_module):
-    runs = {"recover": [2.0, 4.0, np.inf], "Adam": [np.inf] * 3, "L-BFGS": [np.inf] * 3}
-    options = argparse.Namespace(budget=30.0, equations=8.0)
-    row = benchmark_module.row((8, 4, 2, 1.0), options, runs)
-    assert row == ["8, 4, 2, 1", "64", "3 (2/3)", "inf (0/3)", "inf (0/3)", "> 10.0"]
+    never = {name: [np.inf] * 3 for name in ("minibatch", "adam", "lbfgs")}
+    row = row_at_1e_5(benchmark_module, 8.0, recover=[2.0, 4.0, np.inf], **never)
+    assert row == ["1e-05", "3 (2/3)", "- (0/3)", "- (0/3)", "- (0/3)", "> 10.0"]
 
 
-def test_the_ratio_is_to_the_better_peer(benchmark_module):
-    runs = {"recover": [2.0], "Adam": [30.0], "L-BFGS": [9.0]}
-    options = argparse.Namespace(budget=60.0, equations=8.0)
-    assert benchmark_module.row((8, 4, 2, 1.0), options, runs)[-1] == "4.5"
+def test_the_ratio_is_to_the_best_peer(benchmark_module):
+    times = {"recover": [2.0], "minibatch": [20.0], "adam": [30.0], "lbfgs": [9.0]}
+    assert row_at_1e_5(benchmark_module, 8.0, **times)[-1] == "4.5"
 
 
 def test_examples_make_up_the_equations_asked_for(benchmark_module):
@@ -343,30 +400,40 @@ def test_examples_make_up_the_equations_asked_for(benchmark_module):
     assert n * k * d == 4 * 2 * m * d * d
 
 
-def test_peers_compute_the_same_layer(benchmark_module):
-    torch = benchmark_module.torch
-    layer = benchmark_module.ol.AttentionLayer.random(heads=2, dim=3, out_dim=4)
-    X = benchmark_module.ol.inputs.gaussian(5, 3, 3)
-    theta = torch.tensor(layer.attention.transpose(1, 0, 2).reshape(3, 6))
-    outputs = benchmark_module.forward(
-        torch.tensor(X), theta, torch.tensor(layer.projection.reshape(6, 4))
-    )
-    np.testing.assert_allclose(outputs.numpy().reshape(5, 3, 4), layer(X), atol=1e-12)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("ranks", [(None, None), (2, None), (2, 2)])
+def test_peers_compute_the_layer_that_they_say(peers, ranks, bias):
+    torch = peers.torch
+    layer = ol.AttentionLayer.random(heads=2, dim=3, out_dim=4, bias=bias)
+    X = ol.inputs.gaussian(50, 3, 3)
+    problem = peers.Problem(X, layer(X), layer, *ranks, bias=bias)
+    data = peers.Data(problem, torch.float64)
+    model = peers.Model(problem, data)
+    with torch.no_grad():
+        for one in model.parameters():
+            one.add_(torch.randn_like(one))
+    outputs = model(data.X) * data.deviation + data.mean
+    found = model.layer(data)
+    np.testing.assert_allclose(outputs.detach().numpy(), found(X), atol=1e-12)
+    assert found.attention.shape == layer.attention.shape
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stepper", ["adam", "lbfgs"])
-def test_peers_arrive_and_give_up(benchmark_module, stepper):
-    ol = benchmark_module.ol
+@pytest.mark.parametrize("method", ["minibatch Adam", "Adam", "L-BFGS"])
+def test_peers_arrive_and_give_up(peers, method):
     layer = ol.AttentionLayer.random(heads=1, dim=2, scale=1.0)
     X = ol.inputs.gaussian(60, 3, 2, seed=1)
-    steps = {
-        "adam": lambda parameters: benchmark_module.adam_steps(parameters, 0.03),
-        "lbfgs": benchmark_module.lbfgs_steps,
-    }[stepper]
-    seconds = benchmark_module.descend(X, layer(X), layer, steps, 0, 10.0)
-    assert 0 < seconds < 10
-    assert benchmark_module.descend(X, layer(X), layer, steps, 0, 1e-9) == np.inf
+    problem = peers.Problem(X, layer(X), layer, batch=32)
+    times = list(peers.race(method, problem, 10.0).values())
+    assert 0 < times[0] <= times[1] < 10
+    assert np.isinf(times[2]) == (method == "minibatch Adam")  # in float32
+    assert peers.race(method, problem, 1e-9)[1e-10] == np.inf
+
+
+def test_times_of_runs_double_up_to_the_budget(peers):
+    assert peers.horizons(0.8) == [0.1, 0.2, 0.4, 0.8]
+    assert peers.horizons(0.01) == [0.01]
+    assert len(peers.horizons(1e6)) == 8
 
 
 @pytest.mark.slow
