@@ -23,6 +23,7 @@ Result = TypeVar("Result")
 # Timed on products of 16 to 64 dimensions: smaller blocks pay for calls, larger ones for memory.
 BLOCK_BYTES = 4 * 2**20
 _GPU_BLOCK_BYTES = 512 * 2**20  # a GPU has no cache to speak of, and a call costs it more
+_GPU_ROWS = 2**15
 _GPU_SHARE = 32  # one part in 32 of a GPU's free memory: work needs dozens of arrays
 
 
@@ -36,6 +37,11 @@ def block_bytes(reference: Array) -> int:
     if free is None:
         return BLOCK_BYTES
     return min(_GPU_BLOCK_BYTES, 1 << max(BLOCK_BYTES, free // _GPU_SHARE).bit_length() - 1)
+
+
+def block_rows(rows: int, reference: Array) -> int:
+    """The rows of a block that has this many on a CPU: more on a GPU, where calls cost more."""
+    return rows if backend.gpu_memory(reference) is None else max(rows, _GPU_ROWS)
 
 
 def slices(

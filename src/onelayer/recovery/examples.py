@@ -118,9 +118,9 @@ class WhitenedExamples(Whitening):
         return _blocks(self, self.arrays, heads)
 
     def parts(self, rows: int) -> list[Block]:
-        """Examples in memory in blocks of about so many rows."""
+        """Examples in memory in blocks of about so many rows, or many more on a GPU."""
         X, Y, mask = self.arrays
-        size = max(1, rows // self.tokens)
+        size = max(1, blocks.block_rows(rows, X) // self.tokens)
         return [
             block(self, X[part, ...], Y[part, ...], None if mask is None else mask[part, ...])
             for part in blocks.slices(X.shape[0], 1, size)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from cases import random_mask, solved_case, whitened
+from cases import random_mask, solved_case, whitened, with_outputs
 from factorings import like_random, narrow, solved_problem
 from fits import assert_close
 
@@ -111,17 +111,23 @@ def test_weights_without_a_constant_have_no_row_for_it(xp_array):
     np.testing.assert_array_equal(found[-1], to_numpy(like(factors.output_bias, with_bias.X)))
 
 
-# Tokens between those given and whitened ones
+# Tokens and outputs between those given and whitened ones
 
 
 def uneven_examples(xp_array=np.asarray, bias=True, far=0.0, causal=False):
-    """Whitened examples of tokens that vary more along some directions than along others."""
+    """Whitened examples whose tokens and outputs vary more along some directions than others."""
     layer = AttentionLayer.random(heads=2, dim=4, rank=2, bias=bias, seed=1)
+    layer = replace_projection(layer, layer.projection * np.array([5.0, 1.0, 0.2, 1.0]))
     turn = np.linalg.qr(np.random.default_rng(6).standard_normal((4, 4)))[0]
     X = inputs.gaussian(300, 3, 4, seed=2) * np.array([9.0, 4.0, 1.0, 0.25]) @ turn + far
     mask = random_mask(np.random.default_rng(3), 300, 3)
-    posed = whitened(xp_array(X), xp_array(layer(X)), xp_array(mask), causal, bias)
+    Y = solved_case(layer, X, mask, causal).Y
+    posed = whitened(xp_array(X), xp_array(Y), xp_array(mask), causal, bias)
     return posed, X[mask]
+
+
+def replace_projection(layer, projection):
+    return AttentionLayer(layer.attention, projection, layer.key_bias, layer.output_bias)
 
 
 def covariance(tokens):
@@ -140,15 +146,40 @@ def test_deviations_of_half_whitened_tokens_are_roots(xp_array, bias):
     assert np.linalg.cond(covariance(to_numpy(posed.X)[there])) < 1.1
 
 
-def test_tokens_that_vary_alike_stay_as_they_are():
-    posed, _ = given_examples(np.asarray, rank=2, bias=True)
-    assert convert.HalfWhitened.of(posed) is None
+def test_deviations_of_half_whitened_outputs_are_roots(xp_array):
+    posed, _ = uneven_examples(xp_array)
+    found, given = (
+        to_numpy(one.Y).reshape(-1, 4)
+        for one in (convert.HalfWhitened.of(posed).examples(posed), posed)
+    )
+    values, before = (np.linalg.eigvalsh(rows.T @ rows / len(rows)) for rows in (found, given))
+    np.testing.assert_allclose(
+        values / values.mean(), before**0.5 / np.mean(before**0.5), rtol=1e-9
+    )
+    assert values.mean() == pytest.approx(1.0)
 
 
-def test_tokens_with_an_offset_stay_as_they_are():
-    posed, _ = uneven_examples(bias=False, far=30.0)
-    assert posed.offset is not None
-    assert convert.HalfWhitened.of(posed) is None
+def test_outputs_that_never_move_stay_finite():
+    posed, _ = uneven_examples()
+    posed = with_outputs(posed, posed.Y * np.array([1.0, 1.0, 0.0, 1.0]))
+    between = convert.HalfWhitened.of(posed)
+    found = between.examples(posed)
+    assert np.isfinite(found.Y).all()
+    assert np.abs(found.Y).max() < 50
+    assert np.linalg.cond(between.outputs) < 2e3
+
+
+@pytest.mark.parametrize(
+    "posed",
+    [
+        given_examples(np.asarray, rank=2, bias=True)[0],  # which vary alike
+        uneven_examples(bias=False, far=30.0)[0],  # with an offset
+    ],
+)
+def test_tokens_that_need_no_half_whitening_stay_as_they_are(posed):
+    between = convert.HalfWhitened.of(posed)
+    np.testing.assert_array_equal(between.tokens, np.eye(posed.dim))
+    np.testing.assert_array_equal(between.examples(posed).X, posed.X)
 
 
 RANKS = [(2, 2), (None, None), (2, None), (None, 2)]
@@ -156,22 +187,22 @@ RANKS = [(2, 2), (None, None), (2, None), (None, 2)]
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("bias", [True, False])
-def test_factors_for_both_kinds_of_tokens_compute_the_same(xp_array, ranks, bias):
+def test_factors_in_both_coordinates_compute_the_same(xp_array, ranks, bias):
     posed, _ = uneven_examples(xp_array, bias, causal=True)
     between = convert.HalfWhitened.of(posed)
     rng = np.random.default_rng(0)
     drawn = like_random(model.random((2, 4, 4), *ranks, posed.constant, rng, posed.X), rng)
     (whole,), (half,) = (one.parts(10**6) for one in (posed, between.examples(posed)))
-    residuals = model.forward(drawn, half).residuals
     found = between.leave(drawn)
-    assert_close(model.forward(found, whole).residuals, to_numpy(residuals))
+    residuals = model.forward(found, whole).residuals @ between.outputs
+    assert_close(model.forward(drawn, half).residuals, to_numpy(residuals))
     back = between.enter(found)
     for (name, array), (other, expected) in zip(back.arrays(), drawn.arrays(), strict=True):
         assert name == other
         assert_close(array, to_numpy(expected))
 
 
-def test_a_way_between_tokens_keeps_the_precision():
+def test_a_change_of_coordinates_keeps_the_precision():
     posed, _ = uneven_examples()
     drawn = model.random((2, 4, 4), 2, 2, True, np.random.default_rng(0), posed.X)
     found = convert.HalfWhitened.of(posed).leave(drawn)

@@ -61,7 +61,7 @@ def test_nothing_is_orthogonalised_to_nothing(xp_array):
 
 # The schedule
 
-QUICK = DescentSettings(warm_up=5, memory=0.5, first_check=40, rate=0.1)
+QUICK = DescentSettings(warm_up=5, memory=0.5, first_check=40, rate=0.1, fewest=20)
 
 
 def starting(xp_array=np.asarray, seed=0, numbers=descent.SETTINGS, **options):
@@ -99,6 +99,11 @@ def test_the_rate_grows_and_falls_to_zero_once_the_loss_has_fallen(monkeypatch):
     assert len(found) == 2 * start  # as many steps again
     np.testing.assert_allclose(found[start:], 0.1 * (1 - np.arange(start) / start))
     assert state.rate == 0
+
+
+def test_the_rate_stays_for_the_fewest_steps(monkeypatch):
+    _, state = rates(monkeypatch, lambda step: 0.05)
+    assert state.falling_from == 20
 
 
 def test_the_rate_falls_where_the_loss_stands_still(monkeypatch):

@@ -71,7 +71,41 @@ def test_the_gradient_is_that_of_the_formed_jacobian(xp_array, variant):
     _, block, factors, blocks = cut(xp_array, **variant)
     residuals = to_numpy(model.forward(factors, block).residuals).ravel()
     expected = formed(factors, block).T @ residuals
-    assert_close(gauss_newton._gradient(factors, blocks).flat(), expected)
+    products = products_at(factors, blocks)
+    lost, found = products.loss_and_gradient(factors, blocks)
+    assert_close(found, expected)
+    assert lost == pytest.approx(residuals @ residuals)
+    assert products.loss(factors, blocks) == pytest.approx(residuals @ residuals)
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": True}, {"masked": True, "causal": True}])
+def test_products_on_decoupled_outputs_are_in_the_norms_of_rows(xp_array, options):
+    posed, factors = solved_problem(xp_array, n=12, **options)
+    factors, blocks = near(factors, 0.1), posed.parts(16)
+    products = gauss_newton._Products.at(factors, blocks, np.random.default_rng(0), by_head=True)
+    J = np.concatenate([formed(factors, block) for block in blocks])
+    rows = [model.forward(factors, block).residuals for block in blocks]
+
+    def measured(rows):
+        found = []
+        for row, block, norms in zip(rows, blocks, products.norms, strict=True):
+            found.append(to_numpy(gauss_newton._measured(like(row, factors.query), block, norms)))
+        return np.concatenate(found).ravel()
+
+    def cut_up(column):
+        shapes = [tuple(one.shape) for one in rows]
+        ends = np.cumsum([0, *(a * b for a, b in shapes)])
+        return [column[a:b].reshape(s) for (a, b), s in zip(pairwise(ends), shapes, strict=True)]
+
+    BJ = np.stack([measured(cut_up(column)) for column in J.T], axis=1)
+    direction = np.random.default_rng(3).standard_normal(J.shape[1])
+    found = products.damped(like(direction, products.reference), 0.0)
+    assert_close(found, BJ.T @ (J @ direction), 1e-3)
+    residuals = np.concatenate([to_numpy(one).ravel() for one in rows])
+    lost, gradient = products.loss_and_gradient(factors, blocks)
+    assert_close(gradient, J.T @ measured(rows), 1e-6)
+    assert lost == pytest.approx(residuals @ measured(rows))
+    assert lost != pytest.approx(residuals @ residuals, rel=1e-3)
 
 
 @pytest.mark.parametrize("rounded", [False, True])
@@ -85,20 +119,7 @@ def test_the_loss_is_the_mean_over_what_is_no_padding(xp_array, variant, rounded
     assert model.equations(blocks) == there(case).sum() * 3
 
 
-# The metric
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_metric_has_an_inverse_and_is_positive(xp_array, variant):
-    _, _, factors, blocks = cut(xp_array, **variant)
-    products = products_at(factors, blocks)
-    direction = like_random(products.factors, np.random.default_rng(3)).map(single)
-    back = products.metric.times(products.metric.times(direction), inverse=True)
-    assert_close(back.flat(), flat(direction), 2e-3)
-    size = products.size(direction.flat())
-    image = flat(products.metric.times(direction))
-    assert size == pytest.approx(flat(direction) @ image, rel=1e-5)
-    assert size > 0
+# Damping
 
 
 @pytest.mark.parametrize("damping", [1e-3, 10.0])
@@ -109,29 +130,6 @@ def test_damping_is_in_the_metric(xp_array, damping):
     plain, damped = (to_numpy(products.damped(direction.flat(), by)) for by in (0.0, damping))
     image = flat(products.metric.times(direction))
     assert_close(damped, plain + damping * image, 1e-5)
-
-
-def test_the_metric_is_near_the_blocks_of_the_gauss_newton_matrix():
-    # Of one head on independent tokens. That of outputs is exact, and so is that of a bias.
-    posed, factors = solved_problem(n=4000, heads=1)
-    factors = replace(factors, query=0.1 * factors.query, key=0.1 * factors.key)
-    parts = posed.parts(10**6)
-    metric = products_at(factors, parts * 4).metric  # of every fourth block
-    J = formed(factors, parts[0])
-    sizes = np.cumsum([0] + [to_numpy(one).size for _, one in factors.arrays()])
-    for (name, array), (start, stop) in zip(factors.arrays(), pairwise(sizes), strict=True):
-        block = 4 * J[:, start:stop].T @ J[:, start:stop]
-        found = to_numpy(metric.matrices[name])
-        if name == "output_bias":
-            expected = np.diag(found)
-        elif name == "output":
-            expected = np.kron(found, np.eye(array.shape[1]))
-        else:
-            expected = np.kron(np.eye(array.shape[0]), found[0])
-        gap = np.linalg.norm(block - expected) / np.linalg.norm(expected)
-        assert 0.5 < np.trace(block) / np.trace(expected) < 2.0, name
-        if name != "key":  # attention sums to one, which makes those of the keys depend
-            assert gap < (0.01 if name in ("output", "output_bias") else 0.5), name
 
 
 # Steps
@@ -243,17 +241,28 @@ def test_steps_end_at_the_target():
     assert [state.products for state in states] == [0]
 
 
+def test_the_last_solve_is_no_finer_than_the_target_asks_for():
+    posed, factors = solved_problem()
+    state = begin(near(factors, 1e-4), posed.parts(128))
+    rng = np.random.default_rng(0)
+    fine, coarse = (
+        gauss_newton.step(state, posed.parts(128), rng, never, share) for share in (0.0, 0.05)
+    )
+    assert coarse.products < fine.products
+    assert fine.loss < coarse.loss < 0.05 * state.loss
+
+
 def test_steps_end_at_the_rounding_of_the_outputs():
     posed, factors = solved_problem(rounded=np.float32)
     start = near(factors, 0.05)
     _, known = ran(posed, start, target=1e-12, exact=1e-6)
     _, unknown = ran(posed, start, target=1e-12)
     assert 1e-9 < known[-1].loss ** 0.5 < 1e-7
-    assert known[-1].loss < 1.01 * unknown[-1].loss
+    assert known[-1].loss < 1.05 * unknown[-1].loss  # the least is that in other norms
     assert len(known) < len(unknown) <= len(known) + 4
     shares = [b.loss / a.loss for a, b in pairwise(known)]
-    assert shares[-1] > gauss_newton.SETTINGS.rounding_left
     assert max(shares[:-1]) < gauss_newton.SETTINGS.rounding_left
+    assert sum(state.products for state in known) < sum(state.products for state in unknown)
 
 
 def test_slow_steps_end_a_run(monkeypatch):
@@ -265,7 +274,7 @@ def test_slow_steps_end_a_run(monkeypatch):
         share = 0.95 if len(taken) != 2 else 0.5  # the second is not slow: the count starts again
         return state._replace(loss=share * state.loss)
 
-    monkeypatch.setattr(gauss_newton, "step", slow)
+    monkeypatch.setattr(gauss_newton, "_improved", slow)
     _, states = ran(posed, near(factors, 0.1))
     assert len(taken) == 2 + gauss_newton.SETTINGS.slow_steps
     assert len(states) == 1 + len(taken)
@@ -273,7 +282,7 @@ def test_slow_steps_end_a_run(monkeypatch):
 
 def test_a_run_ends_where_no_step_helps(monkeypatch):
     posed, factors = solved_problem(n=10)
-    monkeypatch.setattr(gauss_newton, "step", lambda *_: None)
+    monkeypatch.setattr(gauss_newton, "step", lambda *_, **__: None)
     start = near(factors, 0.1)
     found, states = ran(posed, start)
     assert len(states) == 1

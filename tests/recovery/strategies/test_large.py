@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from onelayer.data import sources
 from onelayer.heads import low_rank
 from onelayer.recovery.examples import whiten
 from onelayer.recovery.factored import descent, gauss_newton, model
+from onelayer.recovery.factored.convert import HalfWhitened
 from onelayer.recovery.gauss_newton.levenberg_marquardt import FAST
 from onelayer.recovery.gauss_newton.stopping import Ending
 from onelayer.recovery.reasons import Reason
@@ -238,7 +240,7 @@ def test_steps_on_all_factors_reach_an_exact_fit(options):
 def test_a_start_has_heads_of_the_rank_asked_for(monkeypatch):
     posed, _ = solved_problem(n=100, bias=True)
     monkeypatch.setattr(
-        Large, "_descended", lambda self, state: (state.factors, NUMBERS.basin_loss)
+        Large, "_descended", lambda self, _, state: (state.factors, NUMBERS.basin_loss)
     )
     monkeypatch.setattr(Large, "_stepped", lambda self, factors: factors)
     strategy = strategy_for(posed, rank=2)
@@ -253,7 +255,7 @@ def descents(monkeypatch, *losses):
     """Let descents end with these losses, one by one, and with factors as they are given."""
     left, seen = iter(losses), []
 
-    def descended(self, state):
+    def descended(self, between, state):
         seen.append(state)
         return state.factors, next(left)
 
@@ -320,11 +322,14 @@ def test_a_missing_head_is_found(options):
     first = gauss_newton.loss(factors, parts, single=True)
     assert NUMBERS.basin_loss < first <= NUMBERS.narrow_loss
     strategy = strategy_for(posed, rank=2)
-    found, loss = strategy._with_missing_heads(factors, first, posed)
+    between = HalfWhitened.of(posed)
+    half = between.examples(posed)
+    descended = partial(strategy._descended, between)
+    found, loss = strategy._with_missing_heads(between.enter(factors), first, half, descended)
     assert {row.stage for row in strategy.search.log.rows} == {"a head redrawn"}
     assert loss < NUMBERS.basin_loss
-    assert gauss_newton.loss(found, parts, single=True) < NUMBERS.basin_loss
-    same, loss = strategy._with_missing_heads(found, 1e-4, posed)  # nothing is missing now
+    assert gauss_newton.loss(between.leave(found), parts, single=True) < NUMBERS.basin_loss
+    same, loss = strategy._with_missing_heads(found, 1e-4, half, descended)  # nothing is missing
     assert same is found
     assert loss == 1e-4
 
@@ -334,7 +339,7 @@ def test_descent_counts_its_operations():
     strategy = strategy_for(posed, rank=2)
     rng = np.random.default_rng(0)
     state = descent.Descent("descent", near(true, 0.3).map(single), posed, rng)
-    found, loss = strategy._descended(state)
+    found, loss = strategy._descended(HalfWhitened.of(posed), state)
     assert found is state.factors
     assert loss == state.loss
     assert strategy.search.products == state.steps

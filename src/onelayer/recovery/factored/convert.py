@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from onelayer.recovery.factored.model import Factors
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.whitening import Whitening
 
+Matrix: TypeAlias = np.ndarray[Any, Any]
+
+_FAINT = 1e-6  # least deviation of outputs, relative to the largest, that is made larger
 _ALIKE = 0.5  # least deviation, relative to the largest, of directions of similar strength
 
 
@@ -72,50 +76,69 @@ def weights(found: Factors, problem: Whitening) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class HalfWhitened:
-    """Coordinates between the caller's and whitened ones, for descent.
+    """Coordinates of tokens and outputs for descent, between the caller's and whitened ones.
 
-    Tokens z in whitened coordinates are z H here, with deviations that are the roots of what they
-    were along each direction of the span, and a mean square of 1. Whitened tokens make weak
-    directions, which carry little of the outputs, as loud as strong ones: on hidden states of text
-    descent then took twice the steps. Tokens as they are would make weak directions of raw tables
-    invisible.
+    Tokens z in whitened coordinates are z H here, and outputs y are y M, with deviations that are
+    the roots of what they were along each direction, and a mean square of 1. Whitening makes weak
+    directions, which carry little, as loud as strong ones: on hidden states of text descent then
+    took twice the steps. As they are, weak directions of raw tables would be invisible, and so
+    would heads in weak directions of the outputs: on ±1 inputs one of 12 heads was missing, and
+    with half-whitened outputs none.
     """
 
-    matrix: Array  # H (dim, dim)
-    inverse: Array
+    tokens: Array  # H (dim, dim)
+    tokens_back: Array
+    outputs: Array  # M (e, e)
+    outputs_back: Array
 
     @classmethod
-    def of(cls, problem: Whitening) -> HalfWhitened | None:
-        """Those of a problem; None where whitened coordinates are as good."""
-        span = problem.span
-        if problem.offset is not None or span.rank != problem.dim:
-            return None
-        if span.deviations[-1] > _ALIKE * span.deviations[0]:
-            return None
-        roots = np.sqrt(span.deviations / span.deviations.mean())
-        turn = np.linalg.pinv(backend.to_numpy(problem.whitening)) @ span.basis / span.deviations
-        matrix, inverse = turn * roots, np.linalg.inv(turn * roots)
-        return cls(
-            backend.like(matrix, problem.whitening), backend.like(inverse, problem.whitening)
-        )
+    def of(cls, examples: WhitenedExamples) -> HalfWhitened:
+        """Those of examples in memory; tokens stay as they are if they vary alike everywhere."""
+        reference = examples.whitening
+        found = (*_half_whitened_tokens(examples), *_half_whitened_outputs(examples))
+        return cls(*(backend.like(one, reference) for one in found))
 
     def examples(self, given: WhitenedExamples) -> WhitenedExamples:
         X, Y, mask = given.arrays
-        return hold(given, X @ self.matrix, Y, mask)
+        return hold(given, X @ self.tokens, Y @ self.outputs, mask)
 
     def leave(self, found: Factors) -> Factors:
-        """Factors of tokens z H as factors of z."""
-        return _turned(found, self.matrix)
+        """Factors of z H and y M as factors of z and y."""
+        return _turned(found, self.tokens, self.outputs_back)
 
     def enter(self, found: Factors) -> Factors:
-        """Factors of tokens z as factors of z H."""
-        return _turned(found, self.inverse)
+        """Factors of z and y as factors of z H and y M."""
+        return _turned(found, self.tokens_back, self.outputs)
 
 
-def _turned(found: Factors, matrix: Array) -> Factors:
-    """Factors of tokens x M as factors of x."""
-    matrix = backend.like(matrix, found.query)
-    turned = {"query": matrix @ found.query}
+def _half_whitened_tokens(problem: Whitening) -> tuple[Matrix, Matrix]:
+    """H and its inverse."""
+    span, one = problem.span, np.eye(problem.dim)
+    if problem.offset is not None or span.rank != problem.dim:
+        return one, one
+    if span.deviations[-1] > _ALIKE * span.deviations[0]:
+        return one, one
+    roots = np.sqrt(span.deviations / span.deviations.mean())
+    turn = np.linalg.pinv(backend.to_numpy(problem.whitening)) @ span.basis / span.deviations
+    return turn * roots, np.linalg.inv(turn * roots)
+
+
+def _half_whitened_outputs(examples: WhitenedExamples) -> tuple[Matrix, Matrix]:
+    """M and its inverse."""
+    rows = dense.flat_tokens(examples.Y)
+    found = backend.to_numpy(backend.transpose(rows) @ rows) / max(int(rows.shape[0]), 1)
+    values, vectors = np.linalg.eigh(found)
+    largest = float(values[-1]) or 1.0
+    deviations = np.sqrt(np.maximum(values, _FAINT**2 * largest))
+    roots = np.sqrt(deviations)
+    roots = roots * (float(np.mean(values / roots**2)) ** 0.5 or 1.0)
+    return (vectors / roots) @ vectors.T, (vectors * roots) @ vectors.T
+
+
+def _turned(found: Factors, matrix: Array, outputs: Array) -> Factors:
+    """Factors of tokens x A, A the matrix, as factors of x, with outputs times another matrix."""
+    matrix, outputs = (backend.like(one, found.query) for one in (matrix, outputs))
+    turned = {"query": matrix @ found.query, "output": found.output @ outputs}
     if found.key is None:
         right = dense.by_head(turned["query"], found.query.shape[0]) @ backend.transpose(matrix)
         turned["query"] = dense.side_by_side(right)
@@ -126,6 +149,8 @@ def _turned(found: Factors, matrix: Array) -> Factors:
     if found.value is not None:
         turned["value"] = matrix @ found.value
     else:
-        projections = matrix @ found.projections()
+        projections = matrix @ found.projections() @ outputs
         turned["output"] = backend.namespace(matrix).reshape(projections, found.output.shape)
+    if found.output_bias is not None:
+        turned["output_bias"] = found.output_bias @ outputs
     return replace(found, **turned)

@@ -81,7 +81,7 @@ class Factors:
 
     def projections(self) -> Array:
         """The projections (m, d, e)."""
-        output = _output_by_head(self)
+        output = output_by_head(self)
         return output if self.value is None else split_heads(self.value, self.heads) @ output
 
 
@@ -178,7 +178,7 @@ def with_head(factors: Factors, head: int, other: Factors) -> Factors:
 def forward(factors: Factors, block: Block) -> Activations:
     """What the layer computes from a block, and the residuals."""
     xp, heads = backend.namespace(block.keys), factors.heads
-    query = _split(_queries(factors, block) @ factors.query, block, heads)
+    query = _split(queries_of(factors, block) @ factors.query, block, heads)
     keys = dense.flat_tokens(block.keys)
     key = _of_tokens(factors.key, keys, block, heads)
     value = _of_tokens(factors.value, keys, block, heads)
@@ -194,31 +194,31 @@ def forward(factors: Factors, block: Block) -> Activations:
     outputs = heard @ factors.output
     if factors.output_bias is not None:
         outputs = outputs + factors.output_bias
-    residuals = _counted(block.outputs - outputs, block)
+    residuals = counted(block.outputs - outputs, block)
     return Activations(query, key, value, attention, heard, residuals)
 
 
 def attended(attention: Array, value: Array) -> Array:
     """The attended values (n·k, m·q)."""
-    return _joined(attention @ value)
+    return joined(attention @ value)
 
 
 def jvp(factors: Factors, block: Block, at: Activations, change: Factors) -> Array:
     """How outputs (n·k, e) move if the factors do."""
     heads, keys = factors.heads, dense.flat_tokens(block.keys)
-    query = _split(_queries(factors, block) @ change.query, block, heads)
+    query = _split(queries_of(factors, block) @ change.query, block, heads)
     scores = query @ backend.transpose(at.key)
     if change.key is not None:
         scores = scores + at.query @ backend.transpose(_split(keys @ change.key, block, heads))
     if change.key_bias is not None:
         scores = scores + backend.transpose(_split(keys @ change.key_bias, block, heads))
-    moved = _softmax_jvp(at.attention, scores) @ at.value
+    moved = softmax_jvp(at.attention, scores) @ at.value
     if change.value is not None:
         moved = moved + at.attention @ _split(keys @ change.value, block, heads)
-    outputs = _joined(moved) @ factors.output + at.attended @ change.output
+    outputs = joined(moved) @ factors.output + at.attended @ change.output
     if change.output_bias is not None:
         outputs = outputs + change.output_bias
-    return _counted(outputs, block)
+    return counted(outputs, block)
 
 
 def backward(factors: Factors, at: Activations, rows: Array) -> Backward:
@@ -229,17 +229,17 @@ def backward(factors: Factors, at: Activations, rows: Array) -> Backward:
         rows @ backend.transpose(factors.output), (n, tokens, heads, -1)
     )
     moved = xp.permute_dims(moved, (0, 2, 1, 3))
-    scores = _softmax_jvp(at.attention, moved @ backend.transpose(at.value))
+    scores = softmax_jvp(at.attention, moved @ backend.transpose(at.value))
     turned = backend.transpose(scores)
     key = bias = value = None
     if factors.key is not None:
-        key = _joined(turned @ at.query)
+        key = joined(turned @ at.query)
     if factors.key_bias is not None:
         sums = xp.permute_dims(xp.sum(scores, axis=2), (0, 2, 1))
         bias = xp.reshape(sums, (n * tokens, heads))
     if factors.value is not None:
-        value = _joined(backend.transpose(at.attention) @ moved)
-    return Backward(_joined(scores @ at.key), key, bias, value)
+        value = joined(backend.transpose(at.attention) @ moved)
+    return Backward(joined(scores @ at.key), key, bias, value)
 
 
 def vjp(factors: Factors, block: Block, at: Activations, rows: Array) -> Factors:
@@ -254,7 +254,7 @@ def vjp(factors: Factors, block: Block, at: Activations, rows: Array) -> Factors
     if factors.output_bias is not None:
         bias = backend.namespace(rows).sum(rows, axis=0)
     return Factors(
-        query=backend.transpose(_queries(factors, block)) @ back.query,
+        query=backend.transpose(queries_of(factors, block)) @ back.query,
         key=against(back.key),
         key_bias=against(back.key_bias),
         value=against(back.value),
@@ -264,7 +264,7 @@ def vjp(factors: Factors, block: Block, at: Activations, rows: Array) -> Factors
     )
 
 
-def _queries(factors: Factors, block: Block) -> Array:
+def queries_of(factors: Factors, block: Block) -> Array:
     """The queries (n·k, d) of a block, without the constant that stands for a key bias."""
     return dense.flat_tokens(block.queries if factors.key_bias is None else block.keys)
 
@@ -282,19 +282,20 @@ def _split(rows: Array, block: Block, heads: int) -> Array:
     return xp.permute_dims(xp.reshape(rows, (n, tokens, heads, -1)), (0, 2, 1, 3))
 
 
-def _joined(by_head: Array) -> Array:
+def joined(by_head: Array) -> Array:
     """(n, m, k, r) -> (n·k, m·r)."""
     xp, (n, heads, tokens, rank) = backend.namespace(by_head), by_head.shape
     return xp.reshape(xp.permute_dims(by_head, (0, 2, 1, 3)), (n * tokens, heads * rank))
 
 
-def _softmax_jvp(attention: Array, change: Array) -> Array:
+def softmax_jvp(attention: Array, change: Array) -> Array:
+    """How attention moves if scores do."""
     weighted = attention * change
     total = backend.namespace(change).sum(weighted, axis=-1, keepdims=True)
     return weighted - attention * total
 
 
-def _counted(rows: Array, block: Block) -> Array:
+def counted(rows: Array, block: Block) -> Array:
     """Rows with zeros in place of padding."""
     return rows if block.counted is None else rows * block.counted
 
@@ -320,7 +321,7 @@ def join_heads(by_head: Array) -> Array:
     return dense.side_by_side(by_head)
 
 
-def _output_by_head(factors: Factors) -> Array:
+def output_by_head(factors: Factors) -> Array:
     """(m·q, e) -> (m, q, e)."""
     xp, output = backend.namespace(factors.output), factors.output
     return xp.reshape(output, (factors.heads, -1, output.shape[1]))

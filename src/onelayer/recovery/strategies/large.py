@@ -11,12 +11,15 @@ it is exact already.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from onelayer.array.backend import Array
 from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.factored import convert, descent, model
 from onelayer.recovery.factored import gauss_newton as joint
+from onelayer.recovery.factored.convert import HalfWhitened
 from onelayer.recovery.factored.descent import Descent
 from onelayer.recovery.factored.gauss_newton import JointStep
 from onelayer.recovery.factored.model import Factors
@@ -91,23 +94,26 @@ class Large(Small):
         """The heads that descent and steps on all factors find from random or `known` factors."""
         search, numbers = self.search, self.search.settings.large
         few = self._sample(numbers.descent_equations, factors.heads)
-        between = convert.HalfWhitened.of(search.problem)
-        if between is not None:
-            few, factors = between.examples(few), between.enter(factors) if known else factors
-        factors, loss = self._descended(Descent("descent", factors, few, search.rng))
-        factors, loss = self._with_missing_heads(factors, loss, few)
+        between = HalfWhitened.of(few)
+        few, factors = between.examples(few), between.enter(factors) if known else factors
+        descended = partial(self._descended, between)
+        factors, loss = descended(Descent("descent", factors, few, search.rng))
+        factors, loss = self._with_missing_heads(factors, loss, few, descended)
         if factors.value is not None and loss > numbers.narrow_loss and not search.log.spent:
             wider = model.widened(factors)
-            found = self._descended(Descent("wider projections", wider, few, search.rng))
+            found = descended(Descent("wider projections", wider, few, search.rng))
             factors, loss = min(((factors, loss), found), key=lambda one: one[1])
-        if between is not None:
-            factors = between.leave(factors)
+        factors = between.leave(factors)
         if factors.value is not None and not search.log.spent:
             factors = self._stepped(factors)
         return search.of_rank(convert.theta(factors, search.problem))
 
     def _with_missing_heads(
-        self, factors: Factors, loss: float, examples: WhitenedExamples
+        self,
+        factors: Factors,
+        loss: float,
+        examples: WhitenedExamples,
+        descended: Callable[[Descent], tuple[Factors, float]],
     ) -> tuple[Factors, float]:
         """Draw the head that explains least again, as long as that helps.
 
@@ -118,7 +124,7 @@ class Large(Small):
         while numbers.basin_loss < loss <= numbers.narrow_loss and not search.log.spent:
             parts = examples.sample(numbers.redrawn_examples).parts(numbers.part_rows)
             drawn = descent.redrawn(factors, parts, search.rng)
-            found = self._descended(descent.short("a head redrawn", drawn, examples, search.rng))
+            found = descended(descent.short("a head redrawn", drawn, examples, search.rng))
             if found[1] > numbers.redrawn_share * loss:
                 break
             factors, loss = found
@@ -132,15 +138,14 @@ class Large(Small):
             return problem
         return problem.sample(min(count, problem.examples))
 
-    def _descended(self, state: Descent) -> tuple[Factors, float]:
-        """The factors after descent, and their loss."""
+    def _descended(self, between: HalfWhitened, state: Descent) -> tuple[Factors, float]:
+        """The factors after descent on half-whitened examples, and their loss."""
         search, first = self.search, state.steps
         search.log.stage = state.name
-        between = convert.HalfWhitened.of(search.problem)
 
         def report(state: Descent) -> None:
             note = f"step {state.steps}, rate {state.rate:.1e}"
-            factors = state.factors if between is None else between.leave(state.factors)
+            factors = between.leave(state.factors)
             self._write(state.name, factors, state.examples, state.loss, note=note)
 
         found = state.run(report, self._stopped)
