@@ -3,11 +3,9 @@ import hashlib
 import html
 import re
 import sys
-import tomllib
 import warnings
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -275,17 +273,6 @@ def test_a_claim_may_come_twice():
     ids = re.findall(r' id="([^"]*)"', report.page([entry(), entry(size="paper")], ABOUT))
     assert len(set(ids)) == len(ids)
     assert {"claim-few-heads", "claim-few-heads-2"} <= set(ids)
-
-
-def test_a_wheel_has_the_templates_and_their_files():
-    root = Path(__file__).parents[2]
-    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
-    patterns = project["tool"]["setuptools"]["package-data"]["onelayer"]
-    package = root / "src" / "onelayer"
-    packed = {path for pattern in patterns for path in package.glob(pattern)}
-    assert {path.suffix for path in packed} >= {".css", ".js", ".j2"}
-    files = {p for p in (package / "lab" / "report").rglob("*") if p.is_file()}
-    assert {p for p in files if p.suffix not in (".py", ".pyc")} <= packed
 
 
 # One claim
