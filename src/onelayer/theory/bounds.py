@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from onelayer import spelling
 from onelayer.array import checks
 from onelayer.theory.polynomials import Coefficients
 from onelayer.theory.targets import Target, polynomial
@@ -182,9 +183,7 @@ def _of_degree(model: str, degree: int, dim: int | None, keys: int | None) -> fl
 
 
 def _known(model: str) -> str:
-    if model not in MODELS:
-        raise ValueError(f"model is {model!r}, expected one of {', '.join(map(repr, MODELS))}")
-    return model
+    return str(spelling.one_of(model, "model", MODELS))
 
 
 def _needed(value: int | None, name: str, reason: str) -> int:

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from onelayer import spelling
 from onelayer.array import backend, blocks, checks
 from onelayer.array.backend import Array
 from onelayer.data.sets import as_sets
@@ -252,8 +253,7 @@ def ordered_sum(
     >>> f([[[1, 0], [0.5, 0], [0.25, 0]]]), f.norm
     (array([0.125]), inf)
     """
-    if weights not in ("alternating", "increasing"):
-        raise ValueError(f"weights is {weights!r}, expected 'alternating' or 'increasing'")
+    spelling.one_of(weights, "weights", ("alternating", "increasing"))
     power, direction = checks.positive_int(p, "p"), _direction(beta, dim)
     name, by_position = f"{weights} sum of <beta, x_i>^{power}", getattr(target_values, weights)
     return _sum_of_powers(name, power, direction, by_position)
