@@ -463,7 +463,11 @@ class AttentionLayer:
 
         Examples
         --------
-        See `save`.
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     AttentionLayer.random(heads=3, dim=4).save(f"{folder}/layer.safetensors")
+        ...     AttentionLayer.load(f"{folder}/layer.safetensors").heads
+        3
         """
         named = safetensors_files.load(path)
         try:

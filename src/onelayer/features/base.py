@@ -111,12 +111,33 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator, ABC):
 
         Parameters
         ----------
-        X, mask : examples
-            In any of the forms described for `RandomFeatureAttention`.
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
         y : array of shape (n,) or (n, targets)
             The targets; for a classifier labels of shape (n,).
         sample_weight : float or array of shape (n,), optional
             Weights of the examples.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        self
+            The estimator, fitted.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a parameter of the estimator, the examples or the targets are not valid.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(300, tokens=5, dim=4)
+        >>> y = X[:, 1:, 0].mean(axis=1)
+        >>> model = ol.RandomFeatureAttention(heads=100, random_state=0).fit(X[:200], y[:200])
+        >>> model.coef_.shape
+        (500,)
         """
         self._forget()
         problem = ridge_problem(self, X, y, mask, sample_weight, first=None)
@@ -130,7 +151,36 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator, ABC):
         return self
 
     def predict(self, X: Any, mask: Any = None) -> Array:
-        """Predictions (n,) or (n, targets) for X; for a classifier labels (n,)."""
+        """Predict the targets of examples; for a classifier their labels.
+
+        Parameters
+        ----------
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        array of shape (n,) or (n, targets)
+            Predictions, of the kind and in the place of X; for a classifier labels of shape (n,).
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called.
+        TypeError, ValueError
+            If the examples are not valid, or not of the kind that the estimator was fitted to.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(300, tokens=5, dim=4)
+        >>> y = X[:, 1:, 0].mean(axis=1)
+        >>> model = ol.RandomFeatureAttention(heads=100, random_state=0).fit(X[:200], y[:200])
+        >>> bool(abs(model.predict(X[200:]) - y[200:]).max() < 0.1)
+        True
+        """
         predictor = self._predictor()
         return self._apply(predictor, predictor.coefficients, X, mask, "predict")
 

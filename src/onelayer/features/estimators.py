@@ -52,7 +52,40 @@ class Regressor(RegressorMixin, RidgeEstimator):
     """Ridge regression on one or many numbers for each example."""
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> float:
-        """The coefficient of determination R² of the predictions."""
+        """Compute the coefficient of determination R² of the predictions.
+
+        Parameters
+        ----------
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
+        y : array of shape (n,) or (n, targets)
+            The true targets.
+        sample_weight : float or array of shape (n,), optional
+            Weights of the examples.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        float
+            1 if all predictions are exact, 0 for the mean of y; averaged over targets.
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called.
+        TypeError, ValueError
+            If the examples are not valid, or not of the kind that the estimator was fitted to.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(300, tokens=5, dim=4)
+        >>> y = X[:, 1:, 0].mean(axis=1)
+        >>> model = ol.RandomFeatureAttention(heads=100, random_state=0).fit(X[:200], y[:200])
+        >>> model.score(X[200:], y[200:]) > 0.99
+        True
+        """
         return self._score(scores.r_squared, X, y, sample_weight, mask)
 
     def __sklearn_tags__(self) -> Tags:
@@ -299,12 +332,77 @@ class RandomFeatureAttentionClassifier(ClassifierMixin, _AttentionRidge):
     _labels = True
 
     def decision_function(self, X: Any, mask: Any = None) -> Array:
-        """Scores, (n,) for two classes (positive: the second), else (n, classes)."""
+        """Compute a score for every class; the largest is predicted.
+
+        Parameters
+        ----------
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        array of shape (n,) or (n, classes)
+            For two classes one score, positive for the second class, else one for every class.
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called.
+        TypeError, ValueError
+            If the examples are not valid, or not of the kind that the estimator was fitted to.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(300, tokens=5, dim=4)
+        >>> y = np.where(X[:, 1:, 0].mean(axis=1) > 0, "right", "left")
+        >>> model = ol.RandomFeatureAttentionClassifier(heads=100, random_state=0)
+        >>> model = model.fit(X[:200], y[:200])
+        >>> right = model.decision_function(X[200:]) > 0
+        >>> bool(np.all((model.predict(X[200:]) == "right") == right))
+        True
+        """
         predictor = replace(self._predictor(), classes=None)
         return self._apply(predictor, predictor.coefficients, X, mask, "decision_function")
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> float:
-        """The share of right predictions."""
+        """Compute the share of right predictions, the accuracy.
+
+        Parameters
+        ----------
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
+        y : array of shape (n,)
+            The true labels.
+        sample_weight : float or array of shape (n,), optional
+            Weights of the examples.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        float
+            From 0 to 1.
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called.
+        TypeError, ValueError
+            If the examples are not valid, or not of the kind that the estimator was fitted to.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(300, tokens=5, dim=4)
+        >>> y = np.where(X[:, 1:, 0].mean(axis=1) > 0, "right", "left")
+        >>> model = ol.RandomFeatureAttentionClassifier(heads=100, random_state=0)
+        >>> model = model.fit(X[:200], y[:200])
+        >>> model.score(X[200:], y[200:]) > 0.9
+        True
+        """
         return self._score(scores.accuracy, X, y, sample_weight, mask)
 
 
@@ -351,7 +449,34 @@ class AttentionFeatures(TransformerMixin, SetEstimator):
     device: str | None = None
 
     def fit(self, X: Any, y: Any = None, mask: Any = None) -> Self:  # noqa: ARG002
-        """Learn the standardization of tokens, and draw heads for tokens like those of X."""
+        """Learn the standardization of tokens, and draw heads for tokens like those of X.
+
+        Parameters
+        ----------
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
+        y : None
+            Not used; pipelines pass it.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        self
+            The transformer, fitted.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a parameter of the estimator, the examples or the targets are not valid.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(5, tokens=3, dim=2)
+        >>> ol.AttentionFeatures(heads=2, random_state=0).fit(X).n_features_out_
+        6
+        """
         self._forget()
         validation.as_flag(self.standardize, "standardize")
         backend.check_device(self.device)
@@ -362,17 +487,96 @@ class AttentionFeatures(TransformerMixin, SetEstimator):
         return self
 
     def fit_transform(self, X: Any, y: Any = None, mask: Any = None) -> Array:
-        """`fit`, then `transform`, with the same mask."""
+        """Fit to examples, then compute their features.
+
+        Parameters
+        ----------
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
+        y : None
+            Not used; pipelines pass it.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        array of shape (n, n_features_out_)
+            What `transform` returns after `fit`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a parameter of the estimator, the examples or the targets are not valid.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(5, tokens=3, dim=2)
+        >>> ol.AttentionFeatures(heads=2, random_state=0).fit_transform(X).shape
+        (5, 6)
+        """
         return self.fit(X, y, mask=mask).transform(X, mask=mask)
 
     def transform(self, X: Any, mask: Any = None) -> Array:
-        """The features of every example, (n, n_features_out_)."""
+        """Compute the features of examples.
+
+        Parameters
+        ----------
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        array of shape (n, n_features_out_)
+            The features, of the kind and in the place of X.
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called.
+        TypeError, ValueError
+            If the examples are not valid, or not of the kind that the estimator was fitted to.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(5, tokens=3, dim=2)
+        >>> ol.AttentionFeatures(heads=2, random_state=0).fit(X).transform(X[:3]).shape
+        (3, 6)
+        """
         check_is_fitted(self, "n_features_out_")
         work = partial(features_of, self._map, self.device)
         return self._apply(work, self._map.weights, X, mask, "transform")
 
     def get_feature_names_out(self, input_features: Any = None) -> NumpyArray:
-        """A name for every feature: its head, and the coordinate of the token that it weighs."""
+        """Name every feature: its head, and the coordinate of the token that it weighs.
+
+        Parameters
+        ----------
+        input_features : list of str, optional
+            Names of the coordinates of a token; x0, x1, .. if None and X had no names at fit.
+
+        Returns
+        -------
+        ndarray of str objects
+            Such as "head0_x1"; the constant coordinate of a token is called "one".
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called.
+        ValueError
+            If the names are not those at fit, or not as many as the coordinates.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> features = ol.AttentionFeatures(heads=1, random_state=0)
+        >>> list(features.fit(ol.inputs.sphere(5, tokens=3, dim=2)).get_feature_names_out())
+        ['head0_x0', 'head0_x1', 'head0_one']
+        """
         check_is_fitted(self)
         tokens = [str(name) for name in _check_feature_names_in(self, input_features)]
         codes = [f"position{i}" for i in range(self._map.unit - 1 - len(tokens))]

@@ -47,6 +47,16 @@ def target_norm(
     keys : int, optional
         Number N of keys, needed for "rfmlp".
 
+    Returns
+    -------
+    float
+        The squared norm, in squared units of the target.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid, or one that is needed is missing.
+
     Notes
     -----
     - "rfa": Σ_rs C_{max(r, s)} |f_rs|², C_k = max(1, k^4.5 4^k): the norm in the paper's bound on
@@ -88,10 +98,26 @@ def excess_risk(
 
     Parameters
     ----------
+    model : {"rfa", "brfa", "rfmlp"}
+        The model whose bound is used.
+    target : Target, mapping or int
+        A target, or a degree, as for `sample_size`.
     examples : int
         Number n of examples.
-    model, target, dim, keys
-        As for `sample_size`.
+    dim : int, optional
+        Dimension d of the tokens, needed if `target` is a degree.
+    keys : int, optional
+        Number N of keys, needed for "rfmlp".
+
+    Returns
+    -------
+    float
+        The order of the excess risk; more than 1 promises nothing.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid, or one that is needed is missing.
 
     Examples
     --------
@@ -114,6 +140,7 @@ def sample_size(
     Parameters
     ----------
     model : {"rfa", "brfa", "rfmlp"}
+        The model whose bound is used.
     target : Target, mapping or int
         A target, with B from `target_norm`, or a degree p. A degree stands for any function of
         degree p of one token with unit variance: the paper has (4d)^p for RFA and ((N+2)d)^p for
@@ -125,6 +152,16 @@ def sample_size(
         Number N of keys, needed for "rfmlp".
     error : float
         Squared error relative to the variance of the target.
+
+    Returns
+    -------
+    float
+        The order of the number of examples; infinite if the theory promises nothing.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid, or one that is needed is missing.
 
     Examples
     --------
@@ -139,6 +176,23 @@ def sample_size_ratio(degree: int, keys: int) -> float:
     """Examples that RFMLP needs over those that RFA needs, ((N+2)/4)^p.
 
     From the paper's comparison of the two on functions of degree p of one token.
+
+    Parameters
+    ----------
+    degree : int
+        The degree p, at least 0.
+    keys : int
+        Number N of keys.
+
+    Returns
+    -------
+    float
+        The ratio, which is below 1 for a single key.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid.
 
     Examples
     --------
