@@ -10,7 +10,7 @@ import onelayer
 from onelayer.cli import conditions, lab, recovery
 from onelayer.cli.terminal import Command, Commands, out
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,

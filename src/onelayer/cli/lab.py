@@ -39,7 +39,7 @@ from onelayer.lab.outcomes import Entry
 from onelayer.lab.run import Plan, Tally, run
 from onelayer.lab.store import Store
 
-claims = typer.Typer(
+claims: typer.Typer = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     help="The claims of both papers as experiments with a verdict.",

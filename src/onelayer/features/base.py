@@ -8,16 +8,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.callback import CallbackSupportMixin, with_callbacks
+from sklearn.callback import with_callbacks
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from onelayer.array import backend
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 from onelayer.data import sources
 from onelayer.data.sets import SetRules, Sets
 from onelayer.data.sources import Source
@@ -27,12 +27,24 @@ from onelayer.features.examples import ChunkReader, GivenExamples, OfSets, Summa
 from onelayer.features.models import Predictor, RidgeModel, RidgeProblem
 from onelayer.features.solvers.intercept import RidgeSolution
 
+if TYPE_CHECKING:
+
+    class CallbackSupportMixin:
+        """What callbacks add to an estimator; type information for scikit-learn lacks it."""
+
+        def set_callbacks(self, *callbacks: Any) -> Self: ...
+
+else:
+    from sklearn.callback import CallbackSupportMixin
+
 
 class SetEstimator(BaseEstimator):
     """An estimator that reads sets of tokens; `_standard` is their standardization, or None."""
 
     _to_numpy = False  # whether tensors are converted
     _labels = False  # whether y are labels of classes
+
+    n_features_in_: int
 
     def _rules(self, name: str) -> SetRules:
         return queries.rules(self.query, name)
@@ -64,8 +76,8 @@ class SetEstimator(BaseEstimator):
         self._standard = None
         if seen.moments is not None:
             self._standard = Standardization.learned(seen.moments, backend.epsilon(sample))
-            self.X_offset_ = backend.as_device(self._standard.offset, sample)
-            self.X_scale_ = backend.as_device(self._standard.scale, sample)
+            self.X_offset_: Array = backend.as_device(self._standard.offset, sample)
+            self.X_scale_: Array = backend.as_device(self._standard.scale, sample)
         return seen
 
     def _apply(self, work: OfSets, fitted: Array, X: Any, mask: Any, method: str) -> Any:
@@ -95,12 +107,14 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator, ABC):
 
     _all_in_memory = False  # whether the model needs all examples at once
 
+    classes_: Array  # of classifiers
+
     @abstractmethod
     def _draw(self, sets: Sets) -> RidgeModel:
         """The model that the parameters describe, for examples like `sets`."""
 
     def _keep(self, coefficients: Array, flat: bool) -> None:
-        self.coef_ = coefficients[:, 0] if flat else coefficients.T
+        self.coef_: Array = coefficients[:, 0] if flat else coefficients.T
 
     def _kept(self) -> Array:
         check_is_fitted(self, "coef_")
@@ -145,8 +159,10 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator, ABC):
         coefficients = found.coefficients
         validation.check_no_overflow(coefficients, "features", problem.sets, problem.largest)
         self._flat = problem.flat
-        self.alpha_ = float(found.alphas[0]) if problem.flat else found.alphas
-        self.intercept_ = float(found.intercept[0]) if problem.flat else found.intercept
+        alpha = float(found.alphas[0]) if problem.flat else found.alphas
+        self.alpha_: float | NumpyArray = alpha
+        intercept = float(found.intercept[0]) if problem.flat else found.intercept
+        self.intercept_: float | Array = intercept
         self._keep(coefficients, problem.flat)
         return self
 

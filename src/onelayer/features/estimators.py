@@ -1,6 +1,7 @@
 """scikit-learn estimators for sets and sequences, trained in closed form.
 
 `RandomFeatureAttention` describes the forms and places of examples that all of them take.
+Estimators are dataclasses of their parameters: scikit-learn reads them from `__init__`.
 """
 
 from __future__ import annotations
@@ -29,9 +30,6 @@ from onelayer.features.base import RidgeEstimator, SetEstimator
 from onelayer.features.kernels.functions import attention_kernel_for
 from onelayer.features.models import FeatureModel, KernelModel, RidgeModel, features_of
 from onelayer.features.positions import PositionalEncoding
-
-# Estimators are dataclasses of their parameters: scikit-learn reads them from `__init__`.
-_parameters = dataclass(eq=False, repr=False)
 
 
 def _draw_attention(estimator: Any, sets: Sets) -> attention_features.AttentionMap:
@@ -94,7 +92,7 @@ class Regressor(RegressorMixin, RidgeEstimator):
         return tags
 
 
-@_parameters
+@dataclass(eq=False, repr=False)
 class _AttentionRidge(RidgeEstimator):
     """The parameters of random-feature attention, for regression and classification."""
 
@@ -189,7 +187,7 @@ class RandomFeatureAttention(Regressor, _AttentionRidge):
     """
 
 
-@_parameters
+@dataclass(eq=False, repr=False)
 class RandomFeatureMLP(Regressor):
     """A random-feature network that reads all tokens in a row, trained by ridge regression.
 
@@ -238,7 +236,7 @@ class RandomFeatureMLP(Regressor):
         return FeatureModel(drawn.like(sets.sample))
 
 
-@_parameters
+@dataclass(eq=False, repr=False)
 class AttentionKernelRidge(Regressor):
     """Random-feature attention with infinitely many heads: kernel ridge regression.
 
@@ -285,7 +283,7 @@ class AttentionKernelRidge(Regressor):
         return KernelModel(sets, attention_kernel_for(self.bias, self.query, sets))
 
     def _keep(self, coefficients: Array, flat: bool) -> None:
-        self.dual_coef_ = coefficients[:, 0] if flat else coefficients
+        self.dual_coef_: Array = coefficients[:, 0] if flat else coefficients
 
     def _kept(self) -> Array:
         check_is_fitted(self, "dual_coef_")
@@ -406,7 +404,7 @@ class RandomFeatureAttentionClassifier(ClassifierMixin, _AttentionRidge):
         return self._score(scores.accuracy, X, y, sample_weight, mask)
 
 
-@_parameters
+@dataclass(eq=False, repr=False)
 class AttentionFeatures(TransformerMixin, SetEstimator):
     """The features of random-feature attention, for use in pipelines.
 
@@ -483,7 +481,7 @@ class AttentionFeatures(TransformerMixin, SetEstimator):
         given = self._given(X, mask, reset=True)
         self._learn(given, first=None)
         self._map = _draw_attention(self, replace(given.form, standard=self._standard))
-        self.n_features_out_ = self._map.size
+        self.n_features_out_: int = self._map.size
         return self
 
     def fit_transform(self, X: Any, y: Any = None, mask: Any = None) -> Array:

@@ -210,7 +210,7 @@ class Claim:
         return Verdict("holds" if all(check.holds for check in checks) else "fails", checks)
 
 
-Conjecture = partial(Claim, kind="conjecture")
+Conjecture: partial[Claim] = partial(Claim, kind="conjecture")
 
 
 def _like(value: Any, known: Any, name: str) -> Any:

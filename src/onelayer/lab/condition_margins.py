@@ -16,7 +16,7 @@ from onelayer.layer import AttentionLayer
 from onelayer.plotting import Axes
 from onelayer.recovery.conditions import conditions
 
-GROUPS = {
+GROUPS: dict[str, tuple[str, ...]] = {
     "scores spread": ("scale", "largest scale", "norm ratio", "effective rank", "singular gap"),
     "heads differ": ("distance", "incoherence", "attention independence"),
     "heads do not cancel": ("hull distance",),
@@ -25,7 +25,9 @@ GROUPS = {
 # The needed values are the same for all layers.
 ASKED = conditions(AttentionLayer.random(heads=2, dim=2))
 # A ratio to 0 says nothing: every layer has singular gaps of at least 0.
-COMPARED = tuple(name for names in GROUPS.values() for name in names if ASKED[name].needed > 0)
+COMPARED: tuple[str, ...] = tuple(
+    name for names in GROUPS.values() for name in names if ASKED[name].needed > 0
+)
 
 
 def held(results: Results, name: str) -> float:
