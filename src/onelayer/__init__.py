@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from onelayer.layer import AttentionLayer, HeadMatch
     from onelayer.recovery.api import recover
     from onelayer.recovery.certificate import Certificate
-    from onelayer.recovery.conditions import (
+    from onelayer.recovery.condition_results import (
         Condition,
+        Conditions,
         ConditionSurvey,
-        conditions,
-        survey_conditions,
+        ConditionSurveys,
     )
+    from onelayer.recovery.conditions import conditions, survey_conditions
     from onelayer.recovery.hard import hard_instance
     from onelayer.recovery.reasons import Reason
     from onelayer.recovery.result import Recovery
@@ -40,6 +41,8 @@ __all__ = [
     "Certificate",
     "Condition",
     "ConditionSurvey",
+    "ConditionSurveys",
+    "Conditions",
     "HeadMatch",
     "LearningCurve",
     "RandomFeatureAttention",
@@ -76,7 +79,8 @@ _MEMBERS = {
     "layer": "AttentionLayer HeadMatch",
     "recovery.api": "recover",
     "recovery.certificate": "Certificate",
-    "recovery.conditions": "Condition ConditionSurvey conditions survey_conditions",
+    "recovery.condition_results": "Condition ConditionSurvey ConditionSurveys Conditions",
+    "recovery.conditions": "conditions survey_conditions",
     "recovery.hard": "hard_instance",
     "recovery.reasons": "Reason",
     "recovery.result": "Recovery",
@@ -91,7 +95,10 @@ def __getattr__(name: str) -> Any:
     elif name in _HOMES:
         value = getattr(import_module(f"onelayer.{_HOMES[name]}"), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from onelayer.spelling import did_you_mean
+
+        hint = did_you_mean(name, __all__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     globals()[name] = value
     return value
 

@@ -17,8 +17,27 @@ Seed = int | np.random.Generator
 
 
 def boolean(n: int, tokens: int, dim: int, seed: Seed = 0) -> np.ndarray[Any, Any]:
-    """Entries +1 and -1 with equal chances.
+    """Draw entries +1 and -1 with equal chances.
 
+    Parameters
+    ----------
+    n, tokens, dim : int
+        Number of examples, tokens of an example, and dimension of a token.
+    seed : int or numpy.random.Generator
+        The same seed gives the same numbers; a generator goes on from where it is.
+
+    Returns
+    -------
+    ndarray of shape (n, tokens, dim)
+        The examples in float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a number is not a whole number of at least 1.
+
+    Examples
+    --------
     >>> boolean(1, 2, 3, seed=0)
     array([[[ 1.,  1.,  1.],
             [-1., -1., -1.]]])
@@ -28,8 +47,27 @@ def boolean(n: int, tokens: int, dim: int, seed: Seed = 0) -> np.ndarray[Any, An
 
 
 def gaussian(n: int, tokens: int, dim: int, seed: Seed = 0) -> np.ndarray[Any, Any]:
-    """Independent standard normal entries.
+    """Draw independent standard normal entries.
 
+    Parameters
+    ----------
+    n, tokens, dim : int
+        Number of examples, tokens of an example, and dimension of a token.
+    seed : int or numpy.random.Generator
+        The same seed gives the same numbers; a generator goes on from where it is.
+
+    Returns
+    -------
+    ndarray of shape (n, tokens, dim)
+        The examples in float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a number is not a whole number of at least 1.
+
+    Examples
+    --------
     >>> gaussian(2, 3, 4).shape
     (2, 3, 4)
     """
@@ -37,8 +75,27 @@ def gaussian(n: int, tokens: int, dim: int, seed: Seed = 0) -> np.ndarray[Any, A
 
 
 def sphere(n: int, tokens: int, dim: int, seed: Seed = 0) -> np.ndarray[Any, Any]:
-    """Tokens uniform on the unit sphere.
+    """Draw tokens uniformly on the unit sphere.
 
+    Parameters
+    ----------
+    n, tokens, dim : int
+        Number of examples, tokens of an example, and dimension of a token.
+    seed : int or numpy.random.Generator
+        The same seed gives the same numbers; a generator goes on from where it is.
+
+    Returns
+    -------
+    ndarray of shape (n, tokens, dim)
+        The examples in float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a number is not a whole number of at least 1.
+
+    Examples
+    --------
     >>> bool(np.allclose(np.linalg.norm(sphere(2, 3, 4), axis=-1), 1.0))
     True
     """

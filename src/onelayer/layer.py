@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from onelayer import layer_plot
 from onelayer.array import backend, blocks, checks
 from onelayer.array.backend import Array, NumpyArray
 from onelayer.data import sources
@@ -19,7 +21,9 @@ from onelayer.heads.base import Tokens
 from onelayer.heads.softmax import allowed_pairs
 from onelayer.inputs import Seed
 from onelayer.io import pretrained, safetensors_files, torch_modules
+from onelayer.plotting import Grid
 from onelayer.span import Span, span_of
+from onelayer.summary import Summary, number
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,13 @@ class HeadMatch:
         the attention matrix.
     output_bias : float
         Relative error of the output bias.
+
+    Examples
+    --------
+    >>> layer = AttentionLayer.random(heads=2, dim=4)
+    >>> match = layer.distance(layer)
+    >>> match.permutation, match.attention
+    (array([0, 1]), array([0., 0.]))
     """
 
     permutation: NumpyArray
@@ -61,6 +72,11 @@ class AttentionLayer:
     output_bias : array of shape (e,), optional
         The output bias b.
 
+    Raises
+    ------
+    TypeError, ValueError
+        If arrays are not real and finite, or their shapes do not fit together.
+
     Examples
     --------
     >>> layer = AttentionLayer.random(heads=2, dim=4, seed=0)
@@ -71,12 +87,10 @@ class AttentionLayer:
     def __init__(
         self, attention: Any, projection: Any, key_bias: Any = None, output_bias: Any = None
     ) -> None:
-        self.attention = backend.as_real(attention, "attention")
-        self.projection = backend.as_real(projection, "projection")
-        self.key_bias, self.output_bias = (
-            None if value is None else backend.as_real(value, name)
-            for value, name in ((key_bias, "key_bias"), (output_bias, "output_bias"))
-        )
+        self.attention: Array = backend.as_real(attention, "attention")
+        self.projection: Array = backend.as_real(projection, "projection")
+        self.key_bias: Array | None = _real_or_none(key_bias, "key_bias")
+        self.output_bias: Array | None = _real_or_none(output_bias, "output_bias")
         shape = tuple(self.attention.shape)
         if len(shape) != 3 or shape[1] != shape[2] or 0 in shape:
             raise ValueError(f"attention has shape {shape}, expected (heads, dim, dim)")
@@ -118,8 +132,19 @@ class AttentionLayer:
         out_dim : int, optional
             Dimension of an output row, `dim` if None.
         seed : int or numpy.random.Generator
+            The same seed gives the same layer.
         bias : bool
             Whether to add a key bias of norm `scale`/√dim and a standard normal output bias.
+
+        Returns
+        -------
+        AttentionLayer
+            A layer in float64.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a number is not valid.
 
         Examples
         --------
@@ -164,6 +189,19 @@ class AttentionLayer:
             f"{', with biases' if bias else ''})"
         )
 
+    def _repr_html_(self) -> str:
+        sizes = [
+            [float(np.linalg.norm(head)) for head in backend.to_numpy(array).astype(float)]
+            for array in (self.attention, self.projection)
+        ]
+        rows = [(str(i), *map(number, both)) for i, both in enumerate(zip(*sizes, strict=True))]
+        biases = [name.replace("_", " ") for name in self.arrays() if name.endswith("bias")]
+        shape = f"{self.heads} heads, tokens of dimension {self.dim}, outputs of {self.out_dim}"
+        facts = {"shape": shape, "biases": ", ".join(biases) or "none"}
+        facts["numbers"] = str(self.attention.dtype)
+        headings = ("head", "norm of Θ", "norm of W")
+        return Summary("AttentionLayer", facts, headings, rows).html()
+
     def __call__(self, X: Any, mask: Any = None, causal: bool = False) -> Array:
         """Compute the outputs of examples.
 
@@ -183,6 +221,11 @@ class AttentionLayer:
             In the namespace, on the device and with the dtype of X. A row that may attend to
             nothing is the output bias alone. A Dask array for a Dask array, computed lazily; a
             function over blocks for a function.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If X or the mask has another shape, or entries that are not real and finite.
 
         Examples
         --------
@@ -240,7 +283,24 @@ class AttentionLayer:
             )
 
     def to(self, reference: Array) -> AttentionLayer:
-        """The same layer in the namespace, on the device and with the dtype of `reference`."""
+        """The same layer in the namespace, on the device and with the dtype of an array.
+
+        Parameters
+        ----------
+        reference : array
+            A numpy array, torch tensor or another array that follows the array API standard.
+
+        Returns
+        -------
+        AttentionLayer
+            Shares memory with this layer where nothing has to be converted.
+
+        Examples
+        --------
+        >>> layer = AttentionLayer.random(heads=2, dim=4)
+        >>> layer.to(np.ones(1, dtype=np.float32)).attention.dtype
+        dtype('float32')
+        """
         arrays = self.arrays().items()
         return AttentionLayer(**{name: backend.like(array, reference) for name, array in arrays})
 
@@ -262,6 +322,11 @@ class AttentionLayer:
         HeadMatch
             Relative errors, for the best matching of heads.
 
+        Raises
+        ------
+        TypeError, ValueError
+            If `other` is no layer of this shape, or the inputs do not fit.
+
         Examples
         --------
         >>> layer = AttentionLayer.random(heads=3, dim=4)
@@ -276,11 +341,7 @@ class AttentionLayer:
                 f"the other layer maps dimension {other.dim} to {other.out_dim}, "
                 f"expected {self.dim} to {self.out_dim}"
             )
-        inside = None
-        if inputs is not None:
-            X = checks.token_array(inputs, "inputs")
-            self._check_dim(X, "inputs")
-            inside = span_of(X, checks.key_mask(mask, X))
+        inside = self._span(inputs, mask)
         mine, theirs = _as_points(self, inside), _as_points(other, inside)
         errors = [_relative_errors(a, b) for a, b in zip(mine, theirs, strict=True)]
         # Errors are capped, so that a matching of exact heads outweighs any number of wrong ones.
@@ -293,13 +354,121 @@ class AttentionLayer:
         bias = _relative_errors(_constant(self, inside), _constant(other, inside))
         return HeadMatch(permutation, attention, projection, float(bias[0, 0]))
 
+    def _span(self, inputs: Any, mask: Any) -> Span | None:
+        """The affine span of tokens that this layer can read, if there are any."""
+        if inputs is None:
+            return None
+        X = checks.token_array(inputs, "inputs")
+        self._check_dim(X, "inputs")
+        return span_of(X, checks.key_mask(mask, X))
+
+    def plot(
+        self,
+        other: AttentionLayer | None = None,
+        inputs: Any = None,
+        mask: Any = None,
+        heads: Iterable[int] | None = None,
+        axes: Any = None,
+    ) -> Grid:
+        """Draw the attention matrix of every head, all on one scale of colours about 0.
+
+        Parameters
+        ----------
+        other : AttentionLayer, optional
+            A second layer to compare with, such as a recovered one. Below every head is the one of
+            `other` that `distance` matches with it.
+        inputs : array of shape (n, tokens, dim), optional
+            Show what heads do on the span of these tokens, VᵀΘV with the strongest directions
+            first. Two layers that agree on the tokens then look the same.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of `inputs` that count.
+        heads : iterable of int, optional
+            The heads to draw, from 0; all if None.
+        axes : array of matplotlib axes, optional
+            Where to draw: one for each head, and with `other` as many again. Axes of a new figure
+            if None.
+
+        Returns
+        -------
+        ndarray of matplotlib axes
+            Of shape (1, heads), or (2, heads) with `other`.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+        TypeError, ValueError
+            If an argument is not valid.
+
+        Examples
+        --------
+        >>> layer = AttentionLayer.random(heads=3, dim=4)
+        >>> other = AttentionLayer(layer.attention[::-1], layer.projection[::-1])
+        >>> axes = layer.plot(other)
+        >>> axes.shape, axes[1, 0].get_title()
+        ((2, 3), 'head 2')
+        """
+        inside = self._span(inputs, mask)
+        matched = np.arange(self.heads)
+        if other is not None:
+            if not isinstance(other, AttentionLayer):
+                raise TypeError(f"other is a {type(other).__name__}, expected an AttentionLayer")
+            matched = other.distance(self, inputs, mask).permutation
+        return layer_plot.draw(self, other, matched, inside, heads, axes)
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the layer to a safetensors file. An interrupted write keeps the old file."""
+        """Write the layer to a safetensors file. An interrupted write keeps the old file.
+
+        Parameters
+        ----------
+        path : path-like
+            The file, with any suffix; ".safetensors" is customary.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
+
+        Examples
+        --------
+        >>> from tempfile import TemporaryDirectory
+        >>> layer = AttentionLayer.random(heads=2, dim=4)
+        >>> with TemporaryDirectory() as folder:
+        ...     layer.save(f"{folder}/layer.safetensors")
+        ...     AttentionLayer.load(f"{folder}/layer.safetensors")
+        AttentionLayer(heads=2, dim=4, out_dim=4)
+        """
         safetensors_files.save(self.arrays(), path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> AttentionLayer:
-        """Read a layer that `save` wrote. Any other file raises a ValueError."""
+        """Read a layer that `save` wrote.
+
+        Parameters
+        ----------
+        path : path-like
+            The file.
+
+        Returns
+        -------
+        AttentionLayer
+            The layer in numpy, with the dtypes it had.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be read.
+        ValueError
+            If the file holds something else. Reading a file never runs code from it.
+
+        Examples
+        --------
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     AttentionLayer.random(heads=3, dim=4).save(f"{folder}/layer.safetensors")
+        ...     AttentionLayer.load(f"{folder}/layer.safetensors").heads
+        3
+        """
         named = safetensors_files.load(path)
         try:
             return cls(**named)
@@ -307,13 +476,46 @@ class AttentionLayer:
             raise ValueError(f"{os.fspath(path)} does not hold a valid layer: {error}") from error
 
     def arrays(self) -> dict[str, Array]:
-        """The layer's arrays by name, without those that are None."""
+        """The layer's arrays by name, without those that are None.
+
+        Returns
+        -------
+        dict of str to array
+            Under the names that the arguments of `AttentionLayer` have.
+
+        Examples
+        --------
+        >>> list(AttentionLayer.random(heads=2, dim=4, bias=True).arrays())
+        ['attention', 'projection', 'key_bias', 'output_bias']
+        """
         names = ("attention", "projection", "key_bias", "output_bias")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @classmethod
     def from_torch(cls, module: Any) -> AttentionLayer:
-        """The layer that a `torch.nn.MultiheadAttention` computes, biases included."""
+        """Read the layer that a torch module computes, biases included.
+
+        Parameters
+        ----------
+        module : torch.nn.MultiheadAttention
+            Or a module that `to_torch` made. Queries, keys and values have one dimension.
+
+        Returns
+        -------
+        AttentionLayer
+            A copy of the weights in numpy; half precisions become float64.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the module is another one, or adds keys of its own.
+
+        Examples
+        --------
+        >>> import torch
+        >>> AttentionLayer.from_torch(torch.nn.MultiheadAttention(8, num_heads=2))
+        AttentionLayer(heads=2, dim=8, out_dim=8, with biases)
+        """
         return cls(**torch_modules.from_torch(module))
 
     @classmethod
@@ -340,12 +542,53 @@ class AttentionLayer:
             How the weights are named.
         heads : int, optional
             Number of heads. If None, it is read from the `config.json` beside the file.
+
+        Returns
+        -------
+        AttentionLayer
+            The layer in numpy.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be read.
+        TypeError, ValueError
+            If the file holds no such layer, or an argument is not valid.
+
+        Examples
+        --------
+        ::
+
+            layer = AttentionLayer.from_safetensors("model.safetensors", layer=3, family="gpt2")
         """
         return cls(**pretrained.load(path, layer, family, heads))
 
     def to_torch(self) -> Any:
-        """A `torch.nn.Module` with this layer's weights as parameters: module(X, mask, causal)."""
+        """Make a torch module of this layer, with its weights as trainable parameters.
+
+        Returns
+        -------
+        torch.nn.Module
+            Called as `module(X, mask=None, causal=False)`, with the arguments of this layer. It can
+            be copied, pickled and saved as any other; `from_torch` reads it back.
+
+        Raises
+        ------
+        ImportError
+            If torch is not installed.
+
+        Examples
+        --------
+        >>> import torch
+        >>> module = AttentionLayer.random(heads=2, dim=4).to_torch()
+        >>> module(torch.ones((5, 3, 4), dtype=torch.float64)).shape
+        torch.Size([5, 3, 4])
+        """
         return torch_modules.to_torch(self.arrays())
+
+
+def _real_or_none(value: Any, name: str) -> Array | None:
+    return None if value is None else backend.as_real(value, name)
 
 
 def _as_points(layer: AttentionLayer, inside: Span | None) -> list[NumpyArray]:

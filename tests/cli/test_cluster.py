@@ -139,7 +139,7 @@ def test_files_that_are_not_there_or_damaged(tmp_path, output, name):
     [
         ("group.zarr", "zarr", "pip install zarr"),
         ("file.h5", "h5py", "pip install h5py"),
-        ("file.h5", "dask.array", "dask, which is not installed: pip install 'onelayer[cluster]'"),
+        ("file.h5", "dask.array", "dask, which is not installed: pip install 'dask[array]'"),
     ],
 )
 def test_packages_that_are_missing(tmp_path, output, monkeypatch, name, missing, install):
@@ -153,7 +153,7 @@ def test_a_cluster_without_dask(tmp_path, output, monkeypatch):
     assert_refused(
         run("recover", tmp_path, "-o", output, "--cluster", "tcp://x:1"),
         "a cluster needs dask and distributed, which are not installed: "
-        "pip install 'onelayer[cluster]'",
+        "pip install 'dask[array]' distributed",
     )
 
 

@@ -620,7 +620,7 @@ def test_a_folder_of_arrays_is_sculpted(folder, output, option, error):
 
 def test_a_method_that_is_none_is_refused(file, output):
     result = run("recover", file, "--method", "guess", "-o", output)
-    assert_refused(result, "method is 'guess', expected 'auto', 'refine' or 'sculpt'")
+    assert_refused(result, "method is 'guess', expected one of 'auto', 'refine', 'sculpt'")
 
 
 def test_a_folder_without_outputs_is_refused(folder, output):

@@ -10,7 +10,7 @@ import onelayer
 from onelayer import AttentionLayer
 from onelayer.cli import terminal
 from onelayer.io import pretrained
-from onelayer.recovery.conditions import Condition
+from onelayer.recovery.condition_results import Condition
 
 
 @pytest.fixture

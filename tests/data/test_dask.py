@@ -82,7 +82,7 @@ def test_a_cluster_without_dask_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     message = (
         "a cluster needs dask and distributed, which are not installed: "
-        r"pip install 'onelayer\[cluster\]'"
+        r"pip install 'dask\[array\]' distributed"
     )
     with pytest.raises(ImportError, match=f"^{message}$"):
         clusters.connect("tcp://x:1")

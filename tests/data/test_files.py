@@ -149,7 +149,7 @@ def test_a_single_zarr_array_is_refused(tmp_path):
         (
             "folder",
             "dask.array",
-            r"dask, which is not installed: pip install 'onelayer\[cluster\]'",
+            r"dask, which is not installed: pip install 'dask\[array\]'",
         ),
     ],
 )

@@ -115,7 +115,7 @@ def test_a_scheduler_that_does_not_answer_is_told(store, monkeypatch):
 
 def test_a_cluster_without_dask_is_told(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ImportError, match=r"pip install 'onelayer\[cluster\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'dask\[array\]' distributed"):
         run([Plan(lab_fakes.claim(lab_fakes.double), "quick")], store, cluster="tcp://x:1")
 
 

@@ -723,7 +723,7 @@ def test_examples_that_do_not_fit_are_refused(X, Y, error, message):
         ({"tol": -1e-3}, ValueError, r"tol is -0\.001, expected a finite number above 0"),
         ({"tol": np.nan}, ValueError, "tol is nan, expected a finite number above 0"),
         ({"tol": "1"}, TypeError, "tol is '1', expected a finite number above 0"),
-        ({"method": "sculp"}, ValueError, "method is 'sculp', expected 'auto', 'refine'"),
+        ({"method": "sculp"}, ValueError, "'refine', 'sculpt'; did you mean 'sculpt'"),
         ({"restarts": -1}, ValueError, "restarts is -1, expected a whole number of at least 0"),
         ({"restarts": 0.5}, TypeError, r"restarts is 0\.5, expected a whole number of at least 0"),
         ({"max_steps": 0}, ValueError, "max_steps is 0, expected a whole number of at least 1"),

@@ -96,7 +96,9 @@ def test_the_methods_have_these_names(name):
 
 @pytest.mark.parametrize("name", ["Sculpt", "", None, 1, ["auto"]])
 def test_other_methods_are_refused(name):
-    with pytest.raises(ValueError, match=r"method is .*, expected 'auto', 'refine' or 'sculpt'"):
+    with pytest.raises(
+        ValueError, match=r"method is .*, expected one of 'auto', 'refine', 'sculpt'"
+    ):
         validation.method(name)
 
 

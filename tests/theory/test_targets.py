@@ -271,7 +271,7 @@ def test_moments_of_no_keys(keys):
         ),
         (
             lambda: targets.ordered_sum(3, weights="falling"),
-            "weights is 'falling', expected 'alternating' or 'increasing'",
+            "weights is 'falling', expected one of 'alternating', 'increasing'",
         ),
     ],
 )

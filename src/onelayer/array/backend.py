@@ -14,6 +14,8 @@ import array_api_compat
 import numpy as np
 import scipy.special
 
+from onelayer.spelling import did_you_mean
+
 Array: TypeAlias = Any  # an array of any backend that follows the array API standard
 NumpyArray: TypeAlias = np.ndarray[Any, Any]
 
@@ -300,14 +302,15 @@ def _torch_for(device: str) -> Any:
         import torch
     except ImportError as error:
         raise ValueError(
-            f"device={device!r} needs torch, which is not installed: pip install onelayer[torch]"
+            f"device={device!r} needs torch, which is not installed: pip install torch"
         ) from error
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError):
         wanted = None
     if wanted is None or wanted.type not in ("cpu", "cuda"):
-        raise ValueError(f"device={device!r} is unknown, expected 'cpu' or 'cuda'")
+        hint = did_you_mean(device, ["cpu", "cuda"])
+        raise ValueError(f"device={device!r} is unknown, expected 'cpu' or 'cuda'{hint}")
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device={device!r} was asked for, but torch sees no such GPU here")
     return torch

@@ -8,20 +8,21 @@ import typer
 
 import onelayer
 from onelayer.cli import conditions, lab, recovery
-from onelayer.cli.terminal import out
+from onelayer.cli.terminal import Command, Commands, out
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     help="What one attention layer can learn, and how to learn one attention layer.",
 )
-app.command()(recovery.demo)
-app.command("recover")(recovery.recover_command)
-app.command("conditions")(conditions.conditions_command)
+app.command(cls=Command)(recovery.demo)
+app.command("recover", cls=Command)(recovery.recover_command)
+app.command("conditions", cls=Command)(conditions.conditions_command)
 app.add_typer(lab.claims, name="claims")
-app.command()(lab.report)
-app.command()(lab.export)
+app.command(cls=Command)(lab.report)
+app.command(cls=Command)(lab.export)
 
 
 def main() -> None:

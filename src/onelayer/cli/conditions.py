@@ -14,7 +14,8 @@ from typer import Argument, Option
 from onelayer.cli.terminal import err, out, plain_errors
 from onelayer.io import pretrained, safetensors_files
 from onelayer.layer import AttentionLayer
-from onelayer.recovery.conditions import Condition, conditions, survey_conditions
+from onelayer.recovery.condition_results import Condition
+from onelayer.recovery.conditions import conditions, survey_conditions
 
 _WIDE = 120  # characters of a screen that has room for every column of a table
 _LISTED = 5  # arrays of an unknown file that an error names

@@ -19,7 +19,16 @@ from rich.table import Column, Table
 from rich.text import Text
 from typer import Argument, Option
 
-from onelayer.cli.terminal import check_folder, err, fail, out, plain_errors, say
+from onelayer.cli.terminal import (
+    Command,
+    Commands,
+    check_folder,
+    err,
+    fail,
+    out,
+    plain_errors,
+    say,
+)
 from onelayer.io.safetensors_files import write_whole
 from onelayer.lab import claims as registry
 from onelayer.lab import export as exporting
@@ -30,8 +39,10 @@ from onelayer.lab.outcomes import Entry
 from onelayer.lab.run import Plan, Tally, run
 from onelayer.lab.store import Store
 
-claims = typer.Typer(
-    no_args_is_help=True, help="The claims of both papers as experiments with a verdict."
+claims: typer.Typer = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    help="The claims of both papers as experiments with a verdict.",
 )
 
 Names = Annotated[list[str] | None, Argument(metavar="[NAME]...", help="Claims; default: all.")]
@@ -42,19 +53,24 @@ _SET = "Change a setting (see show) of all claims that are run."
 Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE,..", help=_SET)]
 Cluster = Annotated[str | None, Option(metavar="ADDRESS", help="Scheduler of a Dask cluster.")]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="Measure failed cells again.")]
-ReportFile = Annotated[Path, Option("--output", "-o", help="An .html file, or .md for a table.")]
+ReportFile = Annotated[
+    Path, Option("--output", "-o", help="An .html file, or .md or .txt for a table.")
+]
 _FIGURES = "Write the figures of all verdicts, as .pdf and .svg."
 FiguresFolder = Annotated[Path | None, Option("--figures", metavar="FOLDER", help=_FIGURES)]
-ExportFile = Annotated[Path, Option("--output", "-o", help="A .csv or .parquet file.")]
+ExportFile = Annotated[
+    Path, Option("--output", "-o", help="A .parquet file, or .csv or .txt for text.")
+]
 
 _STORE = Path("onelayer-lab.sqlite")
+_TEXT = (".md", ".txt")  # names of files for a table in Markdown
 _LONG = 3000  # characters of an error that are shown
 _ERRORS = 3  # errors that are shown
 _LINES = 10  # lines of a log
 _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 
 
-@claims.command("list")
+@claims.command("list", cls=Command)
 def list_claims() -> None:
     """List all claims, with the number of cells at each size.
 
@@ -75,7 +91,7 @@ def list_claims() -> None:
     out.print(table)
 
 
-@claims.command()
+@claims.command(cls=Command)
 def show(
     name: Annotated[str, Argument(help="The name of a claim.")],
     store: StoreFile = _STORE,
@@ -103,7 +119,7 @@ def show(
         _print_entry(entry)
 
 
-@claims.command("run")
+@claims.command("run", cls=Command)
 def run_claims(
     names: Names = None,
     quick: Quick = False,
@@ -174,8 +190,9 @@ def report(
     """
     with plain_errors():
         suffix = output.suffix.lower()
-        if suffix not in (".html", ".md"):
-            raise ValueError(f"{output} ends in {output.suffix!r}, expected .html or .md")
+        if suffix not in (".html", *_TEXT):
+            expected = ", ".join((".html", *_TEXT))
+            raise ValueError(f"{output} ends in {output.suffix!r}, expected one of {expected}")
         check_folder(output)
         if figures_folder is not None:
             figures_folder.mkdir(parents=True, exist_ok=True)
@@ -186,7 +203,7 @@ def report(
             entries = outcomes.of_last_runs(chosen, known)
         if not entries:
             raise ValueError(f"{store} holds no claims: onelayer claims run measures some")
-        if suffix == ".md":
+        if suffix in _TEXT:
             text = reporting.markdown(entries)
         else:
             text = reporting.page(entries, outcomes.about(chosen))

@@ -119,7 +119,8 @@ def recover_command(
             found.layer.save(output)
     _report(found)
     if found.converged or force:
-        say(f"Wrote {found.layer} to {output}.")
+        kind = "" if output.suffix == ".safetensors" else ", a safetensors file"
+        say(f"Wrote {found.layer} to {output}{kind}.")
     else:
         say("Nothing was written: the recovery did not converge (--force writes the layer).")
     raise typer.Exit(0 if found.converged else 1)

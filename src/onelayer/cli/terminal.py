@@ -5,13 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
 
-out = Console()
-err = Console(stderr=True)  # progress and errors, so that what a command prints can be piped
+out: Console = Console()
+err: Console = Console(
+    stderr=True
+)  # progress and errors, so that what a command prints can be piped
+
+
+class _PlainFlags:
+    """Help that shows no type for flags, which take no value; typer shows <bool>."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in found:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return found
+
+
+class Command(_PlainFlags, TyperCommand):
+    """A command of `onelayer`."""
+
+
+class Commands(_PlainFlags, TyperGroup):
+    """A group of commands of `onelayer`."""
 
 
 def say(text: str, console: Console = out) -> None:

@@ -332,7 +332,7 @@ def connect(address: str) -> Any:
     except ImportError as error:
         raise ImportError(
             "a cluster needs dask and distributed, which are not installed: "
-            "pip install 'onelayer[cluster]'"
+            "pip install 'dask[array]' distributed"
         ) from error
     try:
         protocol, location = parse_address(address)

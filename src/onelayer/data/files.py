@@ -108,7 +108,7 @@ def dask_arrays(path: str | Path) -> dict[str, Any]:
         arrays = onelayer.files.dask_arrays("examples.h5")
         found = onelayer.recover(arrays["X"], arrays["Y"], heads=4)
     """
-    da = _needed("dask.array", "'onelayer[cluster]'")
+    da = _needed("dask.array", "'dask[array]'")
     path = Path(path).absolute()  # workers may be in another folder
     with _opened(path) as all_of_them:
         found = {name: array for name, array in all_of_them.items() if array.shape}

@@ -8,16 +8,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.callback import CallbackSupportMixin, with_callbacks
+from sklearn.callback import with_callbacks
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from onelayer.array import backend
-from onelayer.array.backend import Array
+from onelayer.array.backend import Array, NumpyArray
 from onelayer.data import sources
 from onelayer.data.sets import SetRules, Sets
 from onelayer.data.sources import Source
@@ -27,12 +27,24 @@ from onelayer.features.examples import ChunkReader, GivenExamples, OfSets, Summa
 from onelayer.features.models import Predictor, RidgeModel, RidgeProblem
 from onelayer.features.solvers.intercept import RidgeSolution
 
+if TYPE_CHECKING:
+
+    class CallbackSupportMixin:
+        """What callbacks add to an estimator; type information for scikit-learn lacks it."""
+
+        def set_callbacks(self, *callbacks: Any) -> Self: ...
+
+else:
+    from sklearn.callback import CallbackSupportMixin
+
 
 class SetEstimator(BaseEstimator):
     """An estimator that reads sets of tokens; `_standard` is their standardization, or None."""
 
     _to_numpy = False  # whether tensors are converted
     _labels = False  # whether y are labels of classes
+
+    n_features_in_: int
 
     def _rules(self, name: str) -> SetRules:
         return queries.rules(self.query, name)
@@ -64,8 +76,8 @@ class SetEstimator(BaseEstimator):
         self._standard = None
         if seen.moments is not None:
             self._standard = Standardization.learned(seen.moments, backend.epsilon(sample))
-            self.X_offset_ = backend.as_device(self._standard.offset, sample)
-            self.X_scale_ = backend.as_device(self._standard.scale, sample)
+            self.X_offset_: Array = backend.as_device(self._standard.offset, sample)
+            self.X_scale_: Array = backend.as_device(self._standard.scale, sample)
         return seen
 
     def _apply(self, work: OfSets, fitted: Array, X: Any, mask: Any, method: str) -> Any:
@@ -95,12 +107,14 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator, ABC):
 
     _all_in_memory = False  # whether the model needs all examples at once
 
+    classes_: Array  # of classifiers
+
     @abstractmethod
     def _draw(self, sets: Sets) -> RidgeModel:
         """The model that the parameters describe, for examples like `sets`."""
 
     def _keep(self, coefficients: Array, flat: bool) -> None:
-        self.coef_ = coefficients[:, 0] if flat else coefficients.T
+        self.coef_: Array = coefficients[:, 0] if flat else coefficients.T
 
     def _kept(self) -> Array:
         check_is_fitted(self, "coef_")
@@ -111,12 +125,33 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator, ABC):
 
         Parameters
         ----------
-        X, mask : examples
-            In any of the forms described for `RandomFeatureAttention`.
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
         y : array of shape (n,) or (n, targets)
             The targets; for a classifier labels of shape (n,).
         sample_weight : float or array of shape (n,), optional
             Weights of the examples.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        self
+            The estimator, fitted.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a parameter of the estimator, the examples or the targets are not valid.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(300, tokens=5, dim=4)
+        >>> y = X[:, 1:, 0].mean(axis=1)
+        >>> model = ol.RandomFeatureAttention(heads=100, random_state=0).fit(X[:200], y[:200])
+        >>> model.coef_.shape
+        (500,)
         """
         self._forget()
         problem = ridge_problem(self, X, y, mask, sample_weight, first=None)
@@ -124,13 +159,44 @@ class RidgeEstimator(CallbackSupportMixin, SetEstimator, ABC):
         coefficients = found.coefficients
         validation.check_no_overflow(coefficients, "features", problem.sets, problem.largest)
         self._flat = problem.flat
-        self.alpha_ = float(found.alphas[0]) if problem.flat else found.alphas
-        self.intercept_ = float(found.intercept[0]) if problem.flat else found.intercept
+        alpha = float(found.alphas[0]) if problem.flat else found.alphas
+        self.alpha_: float | NumpyArray = alpha
+        intercept = float(found.intercept[0]) if problem.flat else found.intercept
+        self.intercept_: float | Array = intercept
         self._keep(coefficients, problem.flat)
         return self
 
     def predict(self, X: Any, mask: Any = None) -> Array:
-        """Predictions (n,) or (n, targets) for X; for a classifier labels (n,)."""
+        """Predict the targets of examples; for a classifier their labels.
+
+        Parameters
+        ----------
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        array of shape (n,) or (n, targets)
+            Predictions, of the kind and in the place of X; for a classifier labels of shape (n,).
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called.
+        TypeError, ValueError
+            If the examples are not valid, or not of the kind that the estimator was fitted to.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(300, tokens=5, dim=4)
+        >>> y = X[:, 1:, 0].mean(axis=1)
+        >>> model = ol.RandomFeatureAttention(heads=100, random_state=0).fit(X[:200], y[:200])
+        >>> bool(abs(model.predict(X[200:]) - y[200:]).max() < 0.1)
+        True
+        """
         predictor = self._predictor()
         return self._apply(predictor, predictor.coefficients, X, mask, "predict")
 

@@ -1,6 +1,7 @@
 """scikit-learn estimators for sets and sequences, trained in closed form.
 
 `RandomFeatureAttention` describes the forms and places of examples that all of them take.
+Estimators are dataclasses of their parameters: scikit-learn reads them from `__init__`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,6 @@ from onelayer.features.kernels.functions import attention_kernel_for
 from onelayer.features.models import FeatureModel, KernelModel, RidgeModel, features_of
 from onelayer.features.positions import PositionalEncoding
 
-# Estimators are dataclasses of their parameters: scikit-learn reads them from `__init__`.
-_parameters = dataclass(eq=False, repr=False)
-
 
 def _draw_attention(estimator: Any, sets: Sets) -> attention_features.AttentionMap:
     """The random heads that an estimator's parameters describe, for tokens like those of `sets`."""
@@ -52,7 +50,40 @@ class Regressor(RegressorMixin, RidgeEstimator):
     """Ridge regression on one or many numbers for each example."""
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> float:
-        """The coefficient of determination R² of the predictions."""
+        """Compute the coefficient of determination R² of the predictions.
+
+        Parameters
+        ----------
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
+        y : array of shape (n,) or (n, targets)
+            The true targets.
+        sample_weight : float or array of shape (n,), optional
+            Weights of the examples.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        float
+            1 if all predictions are exact, 0 for the mean of y; averaged over targets.
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called.
+        TypeError, ValueError
+            If the examples are not valid, or not of the kind that the estimator was fitted to.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(300, tokens=5, dim=4)
+        >>> y = X[:, 1:, 0].mean(axis=1)
+        >>> model = ol.RandomFeatureAttention(heads=100, random_state=0).fit(X[:200], y[:200])
+        >>> model.score(X[200:], y[200:]) > 0.99
+        True
+        """
         return self._score(scores.r_squared, X, y, sample_weight, mask)
 
     def __sklearn_tags__(self) -> Tags:
@@ -61,7 +92,7 @@ class Regressor(RegressorMixin, RidgeEstimator):
         return tags
 
 
-@_parameters
+@dataclass(eq=False, repr=False)
 class _AttentionRidge(RidgeEstimator):
     """The parameters of random-feature attention, for regression and classification."""
 
@@ -156,7 +187,7 @@ class RandomFeatureAttention(Regressor, _AttentionRidge):
     """
 
 
-@_parameters
+@dataclass(eq=False, repr=False)
 class RandomFeatureMLP(Regressor):
     """A random-feature network that reads all tokens in a row, trained by ridge regression.
 
@@ -205,7 +236,7 @@ class RandomFeatureMLP(Regressor):
         return FeatureModel(drawn.like(sets.sample))
 
 
-@_parameters
+@dataclass(eq=False, repr=False)
 class AttentionKernelRidge(Regressor):
     """Random-feature attention with infinitely many heads: kernel ridge regression.
 
@@ -252,7 +283,7 @@ class AttentionKernelRidge(Regressor):
         return KernelModel(sets, attention_kernel_for(self.bias, self.query, sets))
 
     def _keep(self, coefficients: Array, flat: bool) -> None:
-        self.dual_coef_ = coefficients[:, 0] if flat else coefficients
+        self.dual_coef_: Array = coefficients[:, 0] if flat else coefficients
 
     def _kept(self) -> Array:
         check_is_fitted(self, "dual_coef_")
@@ -299,16 +330,81 @@ class RandomFeatureAttentionClassifier(ClassifierMixin, _AttentionRidge):
     _labels = True
 
     def decision_function(self, X: Any, mask: Any = None) -> Array:
-        """Scores, (n,) for two classes (positive: the second), else (n, classes)."""
+        """Compute a score for every class; the largest is predicted.
+
+        Parameters
+        ----------
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        array of shape (n,) or (n, classes)
+            For two classes one score, positive for the second class, else one for every class.
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called.
+        TypeError, ValueError
+            If the examples are not valid, or not of the kind that the estimator was fitted to.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(300, tokens=5, dim=4)
+        >>> y = np.where(X[:, 1:, 0].mean(axis=1) > 0, "right", "left")
+        >>> model = ol.RandomFeatureAttentionClassifier(heads=100, random_state=0)
+        >>> model = model.fit(X[:200], y[:200])
+        >>> right = model.decision_function(X[200:]) > 0
+        >>> bool(np.all((model.predict(X[200:]) == "right") == right))
+        True
+        """
         predictor = replace(self._predictor(), classes=None)
         return self._apply(predictor, predictor.coefficients, X, mask, "decision_function")
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, mask: Any = None) -> float:
-        """The share of right predictions."""
+        """Compute the share of right predictions, the accuracy.
+
+        Parameters
+        ----------
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
+        y : array of shape (n,)
+            The true labels.
+        sample_weight : float or array of shape (n,), optional
+            Weights of the examples.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        float
+            From 0 to 1.
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called.
+        TypeError, ValueError
+            If the examples are not valid, or not of the kind that the estimator was fitted to.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(300, tokens=5, dim=4)
+        >>> y = np.where(X[:, 1:, 0].mean(axis=1) > 0, "right", "left")
+        >>> model = ol.RandomFeatureAttentionClassifier(heads=100, random_state=0)
+        >>> model = model.fit(X[:200], y[:200])
+        >>> model.score(X[200:], y[200:]) > 0.9
+        True
+        """
         return self._score(scores.accuracy, X, y, sample_weight, mask)
 
 
-@_parameters
+@dataclass(eq=False, repr=False)
 class AttentionFeatures(TransformerMixin, SetEstimator):
     """The features of random-feature attention, for use in pipelines.
 
@@ -351,28 +447,134 @@ class AttentionFeatures(TransformerMixin, SetEstimator):
     device: str | None = None
 
     def fit(self, X: Any, y: Any = None, mask: Any = None) -> Self:  # noqa: ARG002
-        """Learn the standardization of tokens, and draw heads for tokens like those of X."""
+        """Learn the standardization of tokens, and draw heads for tokens like those of X.
+
+        Parameters
+        ----------
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
+        y : None
+            Not used; pipelines pass it.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        self
+            The transformer, fitted.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a parameter of the estimator, the examples or the targets are not valid.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(5, tokens=3, dim=2)
+        >>> ol.AttentionFeatures(heads=2, random_state=0).fit(X).n_features_out_
+        6
+        """
         self._forget()
         validation.as_flag(self.standardize, "standardize")
         backend.check_device(self.device)
         given = self._given(X, mask, reset=True)
         self._learn(given, first=None)
         self._map = _draw_attention(self, replace(given.form, standard=self._standard))
-        self.n_features_out_ = self._map.size
+        self.n_features_out_: int = self._map.size
         return self
 
     def fit_transform(self, X: Any, y: Any = None, mask: Any = None) -> Array:
-        """`fit`, then `transform`, with the same mask."""
+        """Fit to examples, then compute their features.
+
+        Parameters
+        ----------
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
+        y : None
+            Not used; pipelines pass it.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        array of shape (n, n_features_out_)
+            What `transform` returns after `fit`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a parameter of the estimator, the examples or the targets are not valid.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(5, tokens=3, dim=2)
+        >>> ol.AttentionFeatures(heads=2, random_state=0).fit_transform(X).shape
+        (5, 6)
+        """
         return self.fit(X, y, mask=mask).transform(X, mask=mask)
 
     def transform(self, X: Any, mask: Any = None) -> Array:
-        """The features of every example, (n, n_features_out_)."""
+        """Compute the features of examples.
+
+        Parameters
+        ----------
+        X : array (n, tokens, dim), list of arrays (tokens, dim), or array (n, dim)
+            Examples, in any form and place that `RandomFeatureAttention` takes.
+        mask : array of shape (n, tokens), optional
+            True for the tokens of X that exist.
+
+        Returns
+        -------
+        array of shape (n, n_features_out_)
+            The features, of the kind and in the place of X.
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called.
+        TypeError, ValueError
+            If the examples are not valid, or not of the kind that the estimator was fitted to.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> X = ol.inputs.sphere(5, tokens=3, dim=2)
+        >>> ol.AttentionFeatures(heads=2, random_state=0).fit(X).transform(X[:3]).shape
+        (3, 6)
+        """
         check_is_fitted(self, "n_features_out_")
         work = partial(features_of, self._map, self.device)
         return self._apply(work, self._map.weights, X, mask, "transform")
 
     def get_feature_names_out(self, input_features: Any = None) -> NumpyArray:
-        """A name for every feature: its head, and the coordinate of the token that it weighs."""
+        """Name every feature: its head, and the coordinate of the token that it weighs.
+
+        Parameters
+        ----------
+        input_features : list of str, optional
+            Names of the coordinates of a token; x0, x1, .. if None and X had no names at fit.
+
+        Returns
+        -------
+        ndarray of str objects
+            Such as "head0_x1"; the constant coordinate of a token is called "one".
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called.
+        ValueError
+            If the names are not those at fit, or not as many as the coordinates.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> features = ol.AttentionFeatures(heads=1, random_state=0)
+        >>> list(features.fit(ol.inputs.sphere(5, tokens=3, dim=2)).get_feature_names_out())
+        ['head0_x0', 'head0_x1', 'head0_one']
+        """
         check_is_fitted(self)
         tokens = [str(name) for name in _check_feature_names_in(self, input_features)]
         codes = [f"position{i}" for i in range(self._map.unit - 1 - len(tokens))]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 
+from onelayer import plotting
 from onelayer.array import backend, checks
 from onelayer.array.backend import NumpyArray
 from onelayer.data.chunks import Chunk
@@ -19,11 +20,15 @@ from onelayer.features.estimators import Regressor
 from onelayer.features.models import RidgeModel
 from onelayer.features.scores import TargetSpread
 from onelayer.features.solvers.intercept import RidgeSolution
+from onelayer.plotting import Axes
+from onelayer.summary import Summary, number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LearningCurve:
     """Test errors of an estimator at several sample sizes, from `learning_curve`.
+
+    `print(curve)` shows a table; a notebook shows the same.
 
     Attributes
     ----------
@@ -33,6 +38,15 @@ class LearningCurve:
         Mean squared errors relative to the variance of each target.
     alpha : array of shape (sizes, targets)
         The penalties used.
+
+    Examples
+    --------
+    >>> curve = LearningCurve(np.array([10, 100]), np.array([[1.0], [0.01]]), np.ones((2, 1)))
+    >>> curve
+    LearningCurve: 1 target, errors relative to its variance
+      examples  test error  alpha
+            10           1      1
+           100        0.01      1
     """
 
     sizes: NumpyArray
@@ -52,6 +66,11 @@ class LearningCurve:
         array of shape (targets,)
             Sizes, by interpolation as a power of the size; infinity if the error stays above.
 
+        Raises
+        ------
+        TypeError, ValueError
+            If the error is not a finite number above 0.
+
         Examples
         --------
         >>> curve = LearningCurve(np.array([10, 100]), np.array([[1.0], [0.01]]), np.ones((2, 1)))
@@ -69,6 +88,65 @@ class LearningCurve:
                     steepness = np.log(errors[i - 1] / level) / np.log(errors[i - 1] / errors[i])
                     needed[target] = sizes[i - 1] * (sizes[i] / sizes[i - 1]) ** steepness
         return needed
+
+    def __repr__(self) -> str:
+        return self._summary().text()
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+    def _summary(self) -> Summary:
+        targets = self.test_error.shape[1]
+        title = "1 target, errors relative to its variance"
+        columns = ["examples", "test error", "alpha"]
+        if targets > 1:
+            title = f"{targets} targets, errors relative to their variance"
+            columns = ["examples", *(f"error {i}" for i in range(targets))]
+        values = np.hstack([self.test_error, self.alpha][: 1 if targets > 1 else 2])
+        rows = [
+            (str(size), *map(number, row))
+            for size, row in zip(self.sizes.tolist(), values.tolist(), strict=True)
+        ]
+        return Summary(f"LearningCurve: {title}", {}, columns, rows)
+
+    def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
+        """Draw the test error of every target against the sample size, on logarithmic scales.
+
+        Parameters
+        ----------
+        ax : matplotlib axes, optional
+            Where to draw; axes of a new figure if None. Curves in axes that have curves already
+            get other colours and markers.
+        label : str, optional
+            Name of the curve in the legend, such as that of the estimator. Several targets are
+            numbered. Without a label, one target has no legend.
+
+        Returns
+        -------
+        matplotlib axes
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+
+        Examples
+        --------
+        >>> curve = LearningCurve(np.array([10, 100]), np.array([[1.0], [0.01]]), np.ones((2, 1)))
+        >>> ax = curve.plot(label="attention")
+        >>> ax.get_xlabel(), ax.get_xscale()
+        ('examples', 'log')
+        """
+        ax = plotting.axes_or_new(ax)
+        several, first = self.test_error.shape[1] > 1, len(ax.lines)
+        for target, errors in enumerate(self.test_error.T):
+            colour, marker = plotting.style(first + target)
+            name = " ".join([label or ""] + [f"target {target}"] * several).strip() or None
+            ax.plot(self.sizes, errors, color=colour, marker=marker, ms=4, label=name)
+        ax.set(xscale="log", yscale="log", xlabel="examples", ylabel="test error / variance")
+        if ax.get_legend_handles_labels()[1]:
+            plotting.legend_beside(ax)
+        return ax
 
 
 def learning_curve(
@@ -96,13 +174,21 @@ def learning_curve(
         are centred and scaled once, by the examples of the largest size.
     X, y, X_test, y_test : examples and targets
         In any form and place that the estimator takes; y is (n,) or (n, targets).
-    sizes : list of int, ascending
+    sizes : list of int
+        The sample sizes, in ascending order, each at least 1 and at most that of X.
     mask, mask_test : arrays of shape (n, tokens), optional
         True for tokens that exist.
 
     Returns
     -------
     LearningCurve
+        Sizes, test errors and penalties.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the estimator is another one, an argument is not valid, or a target of the test set does
+        not vary.
 
     Examples
     --------

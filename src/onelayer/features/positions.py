@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onelayer import spelling
 from onelayer.array import backend
 from onelayer.array.backend import Array, NumpyArray
 
@@ -30,10 +31,7 @@ class PositionalEncoding:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        kind: object = self.kind  # users may pass anything
-        if not isinstance(kind, str | None) or kind not in KINDS:
-            expected = ", ".join(map(repr, KINDS))
-            raise ValueError(f"positions is {self.kind!r}, expected one of {expected}")
+        spelling.one_of(self.kind, "positions", KINDS)
         if self.kind == "sinusoidal" and self.dim < 2:
             raise ValueError(
                 "positions='sinusoidal' needs sines and cosines: "

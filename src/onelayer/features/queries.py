@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from onelayer import spelling
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.data.sets import SetRules
@@ -15,10 +16,7 @@ KINDS = ("first", "mean", "last", "none")
 
 
 def checked(query: Any) -> str:
-
-    if not isinstance(query, str) or query not in KINDS:
-        raise ValueError(f"query is {query!r}, expected one of {', '.join(map(repr, KINDS))}")
-    return query
+    return str(spelling.one_of(query, "query", KINDS))
 
 
 def rules(query: Any, name: str) -> SetRules:

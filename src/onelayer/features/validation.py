@@ -12,6 +12,7 @@ import numpy as np
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
+from onelayer import spelling
 from onelayer.array import backend, checks
 from onelayer.array.backend import Array, NumpyArray
 from onelayer.data import sets as sets_module
@@ -150,6 +151,7 @@ def as_alpha(alpha: Any) -> float | None:
     if isinstance(alpha, str) and alpha == "loo":
         return None
     message = f"alpha is {alpha!r}, expected a finite number of at least 0, or 'loo'"
+    message += spelling.did_you_mean(alpha, ["loo"])
     if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real | str):
         raise TypeError(message)
     if isinstance(alpha, str) or not 0 <= float(alpha) < math.inf:

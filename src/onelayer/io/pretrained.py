@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from onelayer import spelling
 from onelayer.array import checks
 from onelayer.array.backend import Array
 from onelayer.io.multi_head import layer_arrays
@@ -169,7 +170,8 @@ def _of_other_scores(names: list[str]) -> str | None:
 def _check_family(family: str) -> None:
     if family not in FAMILIES:
         raise ValueError(
-            f"family is {family!r}, expected one of {', '.join(FAMILIES)}; {_NOT_A_LAYER}"
+            f"family is {family!r}, expected one of {', '.join(FAMILIES)}"
+            f"{spelling.did_you_mean(family, FAMILIES) or f'; {_NOT_A_LAYER}'}"
         )
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.io.multi_head import layer_arrays
-from onelayer.io.safetensors_files import OPTIONAL, REQUIRED
 
 
 def from_torch(module: Any) -> dict[str, Array]:
@@ -56,45 +55,12 @@ def _weight(tensor: Any, name: str) -> np.ndarray[Any, Any]:
     return backend.to_numpy(backend.as_real(tensor, name)).copy()
 
 
-def to_torch(named: dict[str, Array]) -> Any:
-    """A `torch.nn.Module` that computes the layer, its arrays as trainable parameters.
-
-    It is a module of its own and not a `MultiheadAttention`, whose heads have at most
-    rank embed_dim / num_heads: a general attention matrix does not fit in there.
-    """
+def to_torch(arrays: dict[str, Array]) -> Any:
+    """A `torch.nn.Module` that computes the layer, its arrays as trainable parameters."""
     try:
-        import torch
+        from onelayer.io.torch_attention import Attention
     except ImportError as error:
-        raise ImportError("to_torch needs torch: pip install onelayer[torch]") from error
-
-    class Attention(torch.nn.Module):  # type: ignore[misc]
-        """softmax(X Θ_i Xᵀ + 1 (X c_i)ᵀ) X W_i, summed over the heads i, plus b."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            for name in sorted(REQUIRED | OPTIONAL):
-                value = named.get(name)
-                if value is not None:
-                    value = torch.nn.Parameter(torch.as_tensor(backend.to_numpy(value).copy()))
-                self.register_parameter(name, value)
-
-        def onelayer_arrays(self) -> dict[str, Any]:
-            return dict(self.named_parameters())
-
-        def forward(self, X: Any, mask: Any = None, causal: bool = False) -> Any:
-            tokens = X[:, None]
-            scores = tokens @ self.attention @ tokens.mT
-            if self.key_bias is not None:
-                scores = scores + (X @ self.key_bias.mT).mT[:, :, None, :]
-            allowed = torch.ones(X.shape[1], X.shape[1], dtype=torch.bool, device=X.device)
-            if causal:
-                allowed = allowed.tril()
-            if mask is not None:
-                allowed = allowed & mask[:, None, None, :]
-            # A row with nothing to attend to would be NaN: it attends to nothing.
-            weights = torch.softmax(scores.masked_fill(~allowed, -torch.inf), dim=-1)
-            weights = torch.where(allowed.any(-1, keepdim=True), weights, 0.0)
-            outputs = (weights @ tokens @ self.projection).sum(1)
-            return outputs if self.output_bias is None else outputs + self.output_bias
-
-    return Attention()
+        raise ImportError(
+            "to_torch needs torch, which is not installed: pip install torch"
+        ) from error
+    return Attention(arrays)

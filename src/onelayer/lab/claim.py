@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from onelayer.spelling import did_you_mean
+
 if TYPE_CHECKING:  # drawing is optional
     from matplotlib.figure import Figure
 
@@ -184,7 +186,7 @@ class Claim:
         settings = dict(self.sizes[size])
         for name, value in (changes or {}).items():
             if name not in settings:
-                expected = f"expected one of {', '.join(settings)}"
+                expected = f"expected one of {', '.join(settings)}{did_you_mean(name, settings)}"
                 raise ValueError(f"{self.name} has no setting {name!r}, {expected}")
             settings[name] = _like(value, settings[name], f"{self.name}: {name}")
         return settings
@@ -208,7 +210,7 @@ class Claim:
         return Verdict("holds" if all(check.holds for check in checks) else "fails", checks)
 
 
-Conjecture = partial(Claim, kind="conjecture")
+Conjecture: partial[Claim] = partial(Claim, kind="conjecture")
 
 
 def _like(value: Any, known: Any, name: str) -> Any:

@@ -4,18 +4,19 @@ A cell has two values for every condition: the measured one under its name, and 
 "holds" whether it holds or, of several layers, in which share of them.
 """
 
-import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from onelayer import plotting
 from onelayer.lab.claim import Results
-from onelayer.lab.figures import Axes, style
 from onelayer.layer import AttentionLayer
+from onelayer.plotting import Axes
 from onelayer.recovery.conditions import conditions
 
-GROUPS = {
+GROUPS: dict[str, tuple[str, ...]] = {
     "scores spread": ("scale", "largest scale", "norm ratio", "effective rank", "singular gap"),
     "heads differ": ("distance", "incoherence", "attention independence"),
     "heads do not cancel": ("hull distance",),
@@ -24,7 +25,9 @@ GROUPS = {
 # The needed values are the same for all layers.
 ASKED = conditions(AttentionLayer.random(heads=2, dim=2))
 # A ratio to 0 says nothing: every layer has singular gaps of at least 0.
-COMPARED = tuple(name for names in GROUPS.values() for name in names if ASKED[name].needed > 0)
+COMPARED: tuple[str, ...] = tuple(
+    name for names in GROUPS.values() for name in names if ASKED[name].needed > 0
+)
 
 
 def held(results: Results, name: str) -> float:
@@ -34,21 +37,15 @@ def held(results: Results, name: str) -> float:
 
 def margin(name: str, measured: float) -> float:
     """How many times better than needed; below 1 the condition fails."""
-    asked = ASKED[name]
-    better = (measured, asked.needed) if asked.at_least else (asked.needed, measured)
-    return better[0] / better[1] if better[1] > 0 else math.inf
+    return replace(ASKED[name], measured=measured).margin
 
 
 def draw(axes: Axes, series: Mapping[str, Results]) -> None:
     """Draw one row for each condition and one colour for each series: median and range."""
     for number, (label, results) in enumerate(series.items()):
-        shift = 0.5 * ((number + 0.5) / len(series) - 0.5)
-        colour, marker = style(number)
-        rows = [_margins(results, name) for name in COMPARED]
-        places = np.arange(len(rows)) + shift
-        axes.hlines(places, *zip(*[(r.min(), r.max()) for r in rows], strict=True), color=colour)
-        medians = [float(np.median(row)) for row in rows]
-        axes.plot(medians, places, color=colour, marker=marker, ms=4, ls="", label=label)
+        places = np.arange(len(COMPARED)) + 0.5 * ((number + 0.5) / len(series) - 0.5)
+        values = [_margins(results, name) for name in COMPARED]
+        plotting.margins(axes, list(places), values, number, label)
     axes.axvline(1.0, color="black", linestyle=":", linewidth=1, label="needed")
     axes.set_yticks(range(len(COMPARED)), COMPARED)
     axes.invert_yaxis()

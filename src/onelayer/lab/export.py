@@ -28,11 +28,11 @@ Columns = dict[str, list[Any]]
 
 
 def write(cells: Iterable[Result], path: Path) -> None:
-    """Write cells to a .csv or .parquet file, which appears once all bytes are on disk.
+    """Write cells to a .csv, .txt or .parquet file, which appears once all bytes are on disk.
 
     Without cells there is a header only.
     """
-    formats = {".csv": _csv, ".parquet": _parquet}
+    formats = {".csv": _csv, ".txt": _csv, ".parquet": _parquet}
     convert = formats.get(path.suffix.lower())
     if convert is None:
         expected = f"expected a name that ends in {' or '.join(formats)}"
@@ -79,7 +79,7 @@ def _parquet(columns: Columns) -> bytes:
         import pyarrow.parquet
     except ImportError as error:
         raise ImportError(
-            "Parquet needs pyarrow, which is not installed: pip install 'onelayer[table]'"
+            "Parquet needs pyarrow, which is not installed: pip install pyarrow"
         ) from error
     # Explicit types, so that these columns have them even if all cells are empty.
     types = dict.fromkeys(("claim", "status", *_LAST), pyarrow.string())

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onelayer import plotting
 from onelayer.lab.claim import Claim, Results
+from onelayer.plotting import COLOURS as COLOURS
+from onelayer.plotting import MARKERS as MARKERS
+from onelayer.plotting import style as style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -20,18 +24,7 @@ if TYPE_CHECKING:
 else:  # matplotlib is optional: claims take their annotations from here
     Axes = Figure = SubFigure = Any
 
-# Colours that stay apart for all kinds of colour vision, and in grey (Okabe and Ito).
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_STYLE = {
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.constrained_layout.use": True,
-    "font.size": 9.0,
-    "grid.alpha": 0.25,
-    "legend.fontsize": 8.0,
-    "legend.frameon": False,
+_FILES = {
     "pdf.fonttype": 42,  # text stays text
     "svg.fonttype": "path",  # and is the same everywhere
     "svg.hashsalt": "onelayer",  # the same figure is the same file
@@ -39,11 +32,6 @@ _STYLE = {
 _LABELS_IN_A_ROW = 80  # characters of all labels of a legend that fit below a figure
 FORMATS = ("svg", "pdf")
 AXIS_LABELS = {"examples": "examples $n$", "heads": "heads $M$"}
-
-
-def style(number: int) -> tuple[str, str]:
-    """Return the colour and the marker of a curve, by its number; -1 is black."""
-    return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
 
 
 def curve(
@@ -161,9 +149,7 @@ def heat_maps(
     grid = figure.subplots(len(matrices), len(matrices[0]), squeeze=False)
     for i, row in enumerate(matrices):
         for j, matrix in enumerate(row):
-            image = grid[i, j].imshow(matrix, cmap="RdBu", vmin=-largest, vmax=largest)
-            grid[i, j].set(xticks=[], yticks=[])
-            grid[i, j].grid(visible=False)
+            image = plotting.heat_map(grid[i, j], matrix, largest)
         grid[i, 0].set_ylabel(rows[i])
     for axes, title in zip(grid[0], columns, strict=True):
         axes.set_title(title)
@@ -199,14 +185,10 @@ def drawn(draw: Callable[[Figure], None], file_format: str = "svg") -> bytes:
     """Return a figure as a file; `draw` fills it and may change its size."""
     if file_format not in FORMATS:
         raise ValueError(f"the format is {file_format!r}, expected one of {', '.join(FORMATS)}")
-    try:
-        from matplotlib import style
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "figures need matplotlib, which is not installed: pip install 'onelayer[plot]'"
-        ) from error
-    with style.context(["default", _STYLE]):  # ignores the user's own settings
+    plotting.needed("a figure")
+    from matplotlib.figure import Figure
+
+    with plotting.styled(**_FILES):
         figure = Figure(figsize=(7.0, 3.2))
         draw(figure)
         content = io.BytesIO()

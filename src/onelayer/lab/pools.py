@@ -70,7 +70,7 @@ class ClusterPool(Pool):
 
     def __init__(self, address: str) -> None:
         self._client = dask.connect(address)
-        self.places = sum(self._client.nthreads().values())
+        self.places: int = sum(self._client.nthreads().values())
         self._executor = self._client.get_executor(pure=False)
         self._empty = 0  # checks in a row that found no workers
 

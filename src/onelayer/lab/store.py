@@ -71,6 +71,9 @@ class Store:
 
     path: Path
 
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        object.__setattr__(self, "path", Path(path))
+
     def finished(self, keys: Iterable[str]) -> dict[str, Status]:
         """Return the status of those keys that are finished."""
         wanted = set(keys)

@@ -1,9 +1,10 @@
 """The version of the code behind a cell: a digest of the sources that its value can depend on.
 
-These are the files of the package, except the command line, the machinery of the lab and other
-claims; and, of the file with a claim's `measure`, the statements that `measure` reaches by name.
-Cells are therefore measured again after an edit of a shared file, even of a comment, but not after
-an edit of a rule, a figure, a size or another claim. Versions of other libraries do not count.
+These are the files of the package, except the command line, what shows results, the machinery of
+the lab and other claims; and, of the file with a claim's `measure`, the statements that `measure`
+reaches by name. Cells are therefore measured again after an edit of a shared file, even of a
+comment, but not after an edit of a rule, a figure, a size or another claim. Versions of other
+libraries do not count.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ _MACHINERY = (
     "claim", "condition_margins", "export", "figures", "grids", "outcomes", "pools", "rules", "run",
     "store", "values", "version",
 )  # fmt: skip
-_LEFT_OUT = ("cli/", "lab/report/", *(f"lab/{name}.py" for name in _MACHINERY))
+_SHOWING = (
+    "layer_plot.py",
+    "plotting.py",
+    "spelling.py",
+    "summary.py",
+)  # results and errors, to people
+_LEFT_OUT = ("cli/", "lab/report/", *_SHOWING, *(f"lab/{name}.py" for name in _MACHINERY))
 _PARSING = Lock()  # CPython 3.11 may fail to parse in several threads at once
 
 

@@ -24,11 +24,14 @@ from onelayer.recovery.examples import WhitenedExamples
 from onelayer.recovery.gauss_newton import varpro
 from onelayer.recovery.gauss_newton.batches import Block
 from onelayer.recovery.gauss_newton.varpro import Fit
+from onelayer.summary import Summary, number
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Certificate:
     """How far a recovered layer can be trusted.
+
+    `print(found.certificate)` shows all of it; a notebook shows the same as tables.
 
     Attributes
     ----------
@@ -58,6 +61,17 @@ class Certificate:
     smallest_singular_value : float
         That of the reduced Jacobian relative to the largest, with tokens whitened and heads brought
         to equal strength.
+    confidence : float
+        The probability with which bounds and error bars hold, 0.95.
+
+    Examples
+    --------
+    >>> import onelayer as ol
+    >>> layer = ol.AttentionLayer.random(heads=2, dim=4, seed=0)
+    >>> X = ol.inputs.boolean(200, 3, 4, seed=1)
+    >>> proof = ol.recover(X, layer(X), heads=2).certificate
+    >>> proof.input_rank, proof.undetermined_heads, bool(proof.attention_error.max() < 1e-6)
+    (4, [], True)
     """
 
     attention_error: np.ndarray[Any, Any]
@@ -84,9 +98,60 @@ class Certificate:
         return [int(head) for head in np.flatnonzero(~self.determined)]
 
     def uncertain_heads(self, tolerance: float) -> list[int]:
-        """The heads of which a bar is larger than this."""
+        """The heads of which a bar is larger than a tolerance.
+
+        Parameters
+        ----------
+        tolerance : float
+            The largest relative error that is acceptable.
+
+        Returns
+        -------
+        list of int
+            Numbers of heads, from 0. Heads that are not determined are among them.
+
+        Examples
+        --------
+        >>> import onelayer as ol
+        >>> layer = ol.AttentionLayer.random(heads=2, dim=4, seed=0)
+        >>> X = ol.inputs.boolean(200, 3, 4, seed=1)
+        >>> ol.recover(X, layer(X), heads=2).certificate.uncertain_heads(0.01)
+        []
+        """
         largest = np.maximum(self.attention_error, self.projection_error)
         return [int(head) for head in np.flatnonzero(~(largest <= tolerance))]
+
+    def __repr__(self) -> str:
+        return self._summary().text()
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+    def _summary(self) -> Summary:
+        undetermined = ", ".join(map(str, self.undetermined_heads)) or "none"
+        facts = {
+            "heads not determined": undetermined,
+            "inputs vary along": f"{self.input_rank} directions",
+            "noise of the outputs": f"{number(self.noise)} (relative)",
+            "held-out examples": f"{self.examples}, relative error {number(self.error)}, "
+            f"largest {number(self.worst)}",
+            "unseen examples": f"mean squared error at most {number(self.error_bound)}; error "
+            f"above {number(self.worst)} with probability at most "
+            f"{number(self.exceed_probability)}",
+            "smallest singular value": f"{number(self.smallest_singular_value)} of the Jacobian, "
+            "relative to the largest",
+        }
+        title = f"Certificate: bounds at {self.confidence:.0%} confidence"
+        return Summary(title, facts, *table_of_bars(self))
+
+
+def table_of_bars(
+    certificate: Certificate,
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings and rows of a table of the error bars of the heads."""
+    bars = zip(certificate.attention_error, certificate.projection_error, strict=True)
+    rows = [(str(head), *map(number, both)) for head, both in enumerate(bars)]
+    return ("head", "attention error at most", "projection error at most"), rows
 
 
 def certify(

@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
@@ -30,6 +28,12 @@ from onelayer.array import backend, checks
 from onelayer.array.backend import Array, NumpyArray
 from onelayer.inputs import Seed
 from onelayer.layer import AttentionLayer
+from onelayer.recovery.condition_results import (
+    Condition,
+    Conditions,
+    ConditionSurvey,
+    ConditionSurveys,
+)
 
 # What is needed of a layer: value, whether it is a lower bound (or an upper one), meaning.
 _NEEDED = {
@@ -48,90 +52,7 @@ _NEEDED = {
 }
 
 
-@dataclass(frozen=True)
-class Condition:
-    """One condition on a layer.
-
-    Attributes
-    ----------
-    measured : float
-        Value of the layer.
-    needed : float
-        Bound on the measured value.
-    at_least : bool
-        Whether `needed` is a lower bound; otherwise it is an upper bound.
-    meaning : str
-        What is measured.
-
-    Examples
-    --------
-    >>> Condition(measured=1.7, needed=2.0, at_least=False, meaning="norm ratio").holds
-    True
-    """
-
-    measured: float
-    needed: float
-    at_least: bool
-    meaning: str
-
-    @property
-    def holds(self) -> bool:
-        """Whether the layer meets the condition."""
-        return bool(_meets(self.measured, self.needed, self.at_least))
-
-
-@dataclass(frozen=True, eq=False)
-class ConditionSurvey:
-    """One condition over many layers.
-
-    Attributes
-    ----------
-    values : ndarray (samples,)
-        Measured values in ascending order.
-    needed : float
-        Bound on the measured value.
-    at_least : bool
-        Whether `needed` is a lower bound; otherwise it is an upper bound.
-    """
-
-    values: NumpyArray
-    needed: float
-    at_least: bool
-
-    @property
-    def share(self) -> float:
-        """Share of the layers that meet the condition."""
-        return float(np.mean(_meets(self.values, self.needed, self.at_least)))
-
-    @property
-    def median(self) -> float:
-        """Smallest value that half of the layers do not exceed."""
-        return self.quantile(0.5)
-
-    def quantile(self, q: float) -> float:
-        """Smallest value that a share of the layers does not exceed.
-
-        Parameters
-        ----------
-        q : float
-            Share of the layers, from 0 to 1.
-
-        Returns
-        -------
-        float
-            One of the values.
-
-        Examples
-        --------
-        >>> ConditionSurvey(np.array([1.0, 2, 3, 4]), needed=2.0, at_least=True).quantile(0.75)
-        3.0
-        """
-        if not 0 <= q <= 1:
-            raise ValueError(f"q is {q!r}, expected a number from 0 to 1")
-        return float(np.quantile(self.values, q, method="inverted_cdf"))
-
-
-def conditions(layer: AttentionLayer) -> dict[str, Condition]:
+def conditions(layer: AttentionLayer) -> Conditions:
     """Measure how far a layer meets the conditions under which layers can be learned.
 
     Parameters
@@ -141,8 +62,13 @@ def conditions(layer: AttentionLayer) -> dict[str, Condition]:
 
     Returns
     -------
-    dict of str to Condition
-        The conditions by name.
+    Conditions
+        A dict of `Condition` by name, which prints as a table and has a `plot`.
+
+    Raises
+    ------
+    TypeError
+        If the layer is something else.
 
     Notes
     -----
@@ -172,7 +98,9 @@ def conditions(layer: AttentionLayer) -> dict[str, Condition]:
     if not isinstance(layer, AttentionLayer):
         raise TypeError(f"layer is a {type(layer).__name__}, expected an AttentionLayer")
     measured = _measured(layer)
-    return {name: Condition(measured[name], *needed) for name, needed in _NEEDED.items()}
+    return Conditions(
+        {name: Condition(measured[name], *needed) for name, needed in _NEEDED.items()}
+    )
 
 
 def survey_conditions(
@@ -185,24 +113,36 @@ def survey_conditions(
     scale: float = 2.0,
     out_dim: int | None = None,
     progress: Callable[[int], None] | None = None,
-) -> dict[str, ConditionSurvey]:
+) -> ConditionSurveys:
     """Measure the conditions over random layers, all drawn from one generator.
 
     Parameters
     ----------
-    heads, dim, rank, scale, out_dim
-        As in `AttentionLayer.random`.
+    heads, dim : int
+        Number of heads and dimension of a token, as in `AttentionLayer.random`.
+    rank : int, optional
+        Rank of the attention matrices. Full if None.
     samples : int
         Number of layers.
     seed : int or numpy Generator
         Seed of the layers.
+    scale : float
+        Norm of each attention matrix.
+    out_dim : int, optional
+        Dimension of an output row, `dim` if None.
     progress : callable, optional
         Called after every layer with the number of layers measured so far.
 
     Returns
     -------
-    dict of str to ConditionSurvey
-        The conditions by name, as in `conditions`.
+    ConditionSurveys
+        A dict of `ConditionSurvey` by the names that `conditions` has, which prints as a table and
+        has a `plot`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid.
 
     Examples
     --------
@@ -220,14 +160,12 @@ def survey_conditions(
         measured.append(_measured(layer))
         if progress is not None:
             progress(done)
-    return {
-        name: ConditionSurvey(np.sort([values[name] for values in measured]), needed, at_least)
-        for name, (needed, at_least, _) in _NEEDED.items()
-    }
-
-
-def _meets(measured: Any, needed: float, at_least: bool) -> Any:
-    return measured >= needed if at_least else measured <= needed
+    return ConditionSurveys(
+        {
+            name: ConditionSurvey(np.sort([values[name] for values in measured]), needed, at_least)
+            for name, (needed, at_least, _) in _NEEDED.items()
+        }
+    )
 
 
 def _measured(layer: AttentionLayer) -> dict[str, float]:

@@ -27,6 +27,11 @@ def hard_instance(parity: int = 3, dim: int = 12, strength: float = 20.0) -> Att
     AttentionLayer
         A layer with ``out_dim`` 1.
 
+    Raises
+    ------
+    TypeError, ValueError
+        If the parity is even, the dimension too small, or a number not valid.
+
     Notes
     -----
     There is one head for each threshold t_j = 2j + 1 - s, j < s:

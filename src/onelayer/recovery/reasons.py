@@ -80,6 +80,7 @@ class Reason(Enum):
 
     @property
     def good(self) -> bool:
+        """Whether the recovery converged: there is nothing to remedy."""
         return not self.remedy
 
     def __str__(self) -> str:

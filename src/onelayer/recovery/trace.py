@@ -39,6 +39,16 @@ class TraceRow:
         What was measured or decided, in words; empty for most steps.
     phase : int or None
         Number of the phase: 1 to 6 for those of the paper, larger for measurements between them.
+
+    Examples
+    --------
+    >>> import onelayer as ol
+    >>> layer = ol.AttentionLayer.random(heads=2, dim=4, seed=0)
+    >>> X = ol.inputs.boolean(200, 3, 4, seed=1)
+    >>> rows = []
+    >>> found = ol.recover(X, layer(X), heads=2, progress=rows.append)
+    >>> rows == found.trace, rows[-1].error < 1e-6
+    (True, True)
     """
 
     step: int

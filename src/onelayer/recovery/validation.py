@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from onelayer import spelling
 from onelayer.array import backend, checks
 from onelayer.array.backend import Array
 from onelayer.data import sources
@@ -66,6 +67,7 @@ def examples(
         if value is None:
             raise TypeError(f"{name} is None, expected examples (n, tokens, dim)")
         sources.refuse_generator(value, name)
+        _refuse_outputs_of_torch(value, name)
         if not streamed:  # dtypes and axes are named before lengths are compared
             given[name] = backend.as_array(value, name)
             backend.check_real(given[name], name)
@@ -86,6 +88,19 @@ def examples(
             f"and {_LARGEST_ENTRY:.0e}: scale it"
         )
     return found
+
+
+def _refuse_outputs_of_torch(value: Any, name: str) -> None:
+    """Refuse a tuple of arrays of examples, as modules of torch return with attention weights."""
+    if not isinstance(value, tuple) or not value or len(getattr(value[0], "shape", ())) != 3:
+        return
+    shapes = ", ".join(
+        str(tuple(one.shape)) if hasattr(one, "shape") else type(one).__name__ for one in value
+    )
+    raise TypeError(
+        f"{name} is a tuple of {shapes}, expected one array (examples, tokens, dim); "
+        f"torch.nn.MultiheadAttention returns (outputs, weights): give {name}[0]"
+    )
 
 
 def _check_samples(source: Source) -> None:
@@ -173,7 +188,8 @@ def counted(X: Array, mask: Array | None) -> int:
 def number_of_heads(heads: Any) -> int | Literal["auto"]:
     if isinstance(heads, str):
         if heads != "auto":
-            raise ValueError(f"heads is {heads!r}, expected a whole number or 'auto'")
+            hint = spelling.did_you_mean(heads, ["auto"])
+            raise ValueError(f"heads is {heads!r}, expected a whole number or 'auto'{hint}")
         return "auto"
     return checks.positive_int(heads, "heads")
 
@@ -198,8 +214,7 @@ def known_rank(rank: Any, dim: int) -> int | None:
 
 
 def method(method: Any) -> None:
-    if method not in METHODS:
-        raise ValueError(f"method is {method!r}, expected 'auto', 'refine' or 'sculpt'")
+    spelling.one_of(method, "method", METHODS)
 
 
 def why_not_sculpt(

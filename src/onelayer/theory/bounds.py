@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from onelayer import spelling
 from onelayer.array import checks
 from onelayer.theory.polynomials import Coefficients
 from onelayer.theory.targets import Target, polynomial
@@ -45,6 +46,16 @@ def target_norm(
         The model whose bound is used.
     keys : int, optional
         Number N of keys, needed for "rfmlp".
+
+    Returns
+    -------
+    float
+        The squared norm, in squared units of the target.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid, or one that is needed is missing.
 
     Notes
     -----
@@ -87,10 +98,26 @@ def excess_risk(
 
     Parameters
     ----------
+    model : {"rfa", "brfa", "rfmlp"}
+        The model whose bound is used.
+    target : Target, mapping or int
+        A target, or a degree, as for `sample_size`.
     examples : int
         Number n of examples.
-    model, target, dim, keys
-        As for `sample_size`.
+    dim : int, optional
+        Dimension d of the tokens, needed if `target` is a degree.
+    keys : int, optional
+        Number N of keys, needed for "rfmlp".
+
+    Returns
+    -------
+    float
+        The order of the excess risk; more than 1 promises nothing.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid, or one that is needed is missing.
 
     Examples
     --------
@@ -113,6 +140,7 @@ def sample_size(
     Parameters
     ----------
     model : {"rfa", "brfa", "rfmlp"}
+        The model whose bound is used.
     target : Target, mapping or int
         A target, with B from `target_norm`, or a degree p. A degree stands for any function of
         degree p of one token with unit variance: the paper has (4d)^p for RFA and ((N+2)d)^p for
@@ -124,6 +152,16 @@ def sample_size(
         Number N of keys, needed for "rfmlp".
     error : float
         Squared error relative to the variance of the target.
+
+    Returns
+    -------
+    float
+        The order of the number of examples; infinite if the theory promises nothing.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid, or one that is needed is missing.
 
     Examples
     --------
@@ -138,6 +176,23 @@ def sample_size_ratio(degree: int, keys: int) -> float:
     """Examples that RFMLP needs over those that RFA needs, ((N+2)/4)^p.
 
     From the paper's comparison of the two on functions of degree p of one token.
+
+    Parameters
+    ----------
+    degree : int
+        The degree p, at least 0.
+    keys : int
+        Number N of keys.
+
+    Returns
+    -------
+    float
+        The ratio, which is below 1 for a single key.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid.
 
     Examples
     --------
@@ -182,9 +237,7 @@ def _of_degree(model: str, degree: int, dim: int | None, keys: int | None) -> fl
 
 
 def _known(model: str) -> str:
-    if model not in MODELS:
-        raise ValueError(f"model is {model!r}, expected one of {', '.join(map(repr, MODELS))}")
-    return model
+    return str(spelling.one_of(model, "model", MODELS))
 
 
 def _needed(value: int | None, name: str, reason: str) -> int:

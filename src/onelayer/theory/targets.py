@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from onelayer import spelling
 from onelayer.array import backend, blocks, checks
 from onelayer.array.backend import Array
 from onelayer.data.sets import as_sets
@@ -41,6 +42,7 @@ class Target:
     Attributes
     ----------
     name : str
+        The name of the target, a formula.
     dim : int
         Dimension of the tokens.
     degree : int
@@ -76,6 +78,21 @@ class Target:
             Token 0 is the query, the others are the keys.
         mask : array of shape (n, N + 1), optional
             True for the tokens that exist. Averages are over the keys that exist.
+
+        Returns
+        -------
+        array of shape (n,)
+            One value for each example.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If X or the mask is not valid, or has tokens of another dimension or too few keys.
+
+        Examples
+        --------
+        >>> average_power(1, dim=2)([[[0, 1], [1, 0], [0.5, 0]]])
+        array([0.75])
         """
         sets = as_sets(X, mask)
         if sets.dim != self.dim:
@@ -88,11 +105,43 @@ class Target:
         return backend.namespace(values[0]).concat(values)
 
     def mean(self, keys: int) -> float:
-        """E f(x) for a query and `keys` keys, independent and uniform on the unit sphere."""
+        """E f(x) for a query and keys that are independent and uniform on the unit sphere.
+
+        Parameters
+        ----------
+        keys : int
+            The number N of keys.
+
+        Returns
+        -------
+        float
+            The exact mean.
+
+        Examples
+        --------
+        >>> average_power(2, dim=4).mean(keys=8)
+        0.25
+        """
         return self.moments(self._checked(keys))[0]
 
     def variance(self, keys: int) -> float:
-        """Var f(x) for a query and `keys` keys, independent and uniform on the unit sphere."""
+        """Var f(x) for a query and keys that are independent and uniform on the unit sphere.
+
+        Parameters
+        ----------
+        keys : int
+            The number N of keys.
+
+        Returns
+        -------
+        float
+            The exact variance.
+
+        Examples
+        --------
+        >>> average_power(1, dim=4).variance(keys=8)
+        0.03125
+        """
         return self.moments(self._checked(keys))[1]
 
     @property
@@ -106,7 +155,23 @@ class Target:
         return norms.pair_norm(self.biased_tensor_norms)
 
     def flat_norm(self, keys: int) -> float:
-        """Norm in the bound for a network on the concatenated tokens; infinite if unknown."""
+        """Norm in the bound for a network on the concatenated tokens; infinite if unknown.
+
+        Parameters
+        ----------
+        keys : int
+            The number N of keys.
+
+        Returns
+        -------
+        float
+            The squared norm, as `theory.target_norm` returns it for "rfmlp".
+
+        Examples
+        --------
+        >>> average_power(1, dim=4).flat_norm(keys=4)
+        1.5
+        """
         count = self._checked(keys)
         return math.inf if self.flat_norms is None else self.flat_norms(count)
 
@@ -122,7 +187,26 @@ class Target:
 def average_power(p: int, dim: int, beta: Any = None) -> Target:
     """f_{1,p} = (1/N) Σ_i <β, x_i>^p: an average of a function of one key.
 
-    `beta` (dim,) is the first unit vector if None. B(f) = C_p |β|^2p.
+    B(f) = C_p |β|^2p.
+
+    Parameters
+    ----------
+    p : int
+        The power, at least 1.
+    dim : int
+        Dimension d of the tokens.
+    beta : array of shape (dim,), optional
+        The vector β; the first unit vector if None.
+
+    Returns
+    -------
+    Target
+        The function, with its mean, variance and norms.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid.
 
     Examples
     --------
@@ -145,6 +229,25 @@ def correlation_weighted(q: int, dim: int, beta: Any = None) -> Target:
     and RFA pays for its growth as d^q. The bias of BRFA brings the identities along: |β|² alone is
     left there (see `theory.target_norm`).
 
+    Parameters
+    ----------
+    q : int
+        The power of the correlation, at least 0.
+    dim : int
+        Dimension d of the tokens.
+    beta : array of shape (dim,), optional
+        The vector β; the first unit vector if None.
+
+    Returns
+    -------
+    Target
+        The function, with its mean, variance and norms.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid.
+
     Examples
     --------
     >>> f = correlation_weighted(1, dim=16)
@@ -161,8 +264,31 @@ def rotated_correlation(
 ) -> Target:
     """f_{3,q} = (1/N) Σ_i <x_0, S x_i>^q <β, x_i>: the correlation after a rotation.
 
-    `rotation` S (dim, dim) is orthogonal, a random one if None. Mean, variance and norm are those
-    of `correlation_weighted`, but the identity is the wrong bias for it: no bound for BRFA.
+    Mean, variance and norm are those of `correlation_weighted`, but the identity is the wrong bias
+    for it: no bound for BRFA.
+
+    Parameters
+    ----------
+    q : int
+        The power of the correlation, at least 0.
+    dim : int
+        Dimension d of the tokens.
+    rotation : array of shape (dim, dim), optional
+        The orthogonal matrix S; a random one if None.
+    beta : array of shape (dim,), optional
+        The vector β; the first unit vector if None.
+    seed : int or numpy.random.Generator
+        Seed of the random rotation.
+
+    Returns
+    -------
+    Target
+        The function, with its mean, variance and norms.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid.
 
     Examples
     --------
@@ -177,6 +303,25 @@ def rotated_correlation(
 
 def query_only(p: int, dim: int, beta: Any = None) -> Target:
     """<β, x_0>^p, a function of the query alone. B(f) = C_p |β|^2p.
+
+    Parameters
+    ----------
+    p : int
+        The power, at least 1.
+    dim : int
+        Dimension d of the tokens.
+    beta : array of shape (dim,), optional
+        The vector β; the first unit vector if None.
+
+    Returns
+    -------
+    Target
+        The function, with its mean, variance and norms.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid.
 
     Examples
     --------
@@ -200,6 +345,24 @@ def polynomial(coefficients: Coefficients, name: str = "polynomial") -> Target:
     The legs of the query come first. Moments are exact for all r and s; the only limit is that
     each tensor of d^(r+s) numbers, and a few copies of it, fit in memory.
 
+    Parameters
+    ----------
+    coefficients : mapping of (int, int) to array
+        The tensors by (r, s), the powers of the query and of the key. Each has r + s axes of size
+        d; at least one has an axis.
+    name : str
+        The name of the target.
+
+    Returns
+    -------
+    Target
+        The function, with its mean, variance and norms.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid.
+
     Examples
     --------
     >>> f = polynomial({(0, 0): 2.0, (1, 1): np.eye(3)})  # 2 + <x_0, x_i>
@@ -221,6 +384,27 @@ def one_position(position: int, p: int, dim: int, beta: Any = None) -> Target:
 
     An example whose mask has no such key has the value 0. The order of the keys matters: the norm
     is infinite.
+
+    Parameters
+    ----------
+    position : int
+        The position of the key, from 1.
+    p : int
+        The power, at least 1.
+    dim : int
+        Dimension d of the tokens.
+    beta : array of shape (dim,), optional
+        The vector β; the first unit vector if None.
+
+    Returns
+    -------
+    Target
+        The function, with its mean, variance and norms.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid.
 
     Examples
     --------
@@ -246,14 +430,34 @@ def ordered_sum(
     ignores the order is Σ_i w_i / N times `average_power`, zero for alternating weights and even N.
     The norm is infinite. Positions count masked keys, N does not.
 
+    Parameters
+    ----------
+    dim : int
+        Dimension d of the tokens.
+    p : int
+        The power, at least 1.
+    weights : {"alternating", "increasing"}
+        The weights w_i.
+    beta : array of shape (dim,), optional
+        The vector β; the first unit vector if None.
+
+    Returns
+    -------
+    Target
+        The function, with its mean, variance and norms.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid.
+
     Examples
     --------
     >>> f = ordered_sum(dim=2)
     >>> f([[[1, 0], [0.5, 0], [0.25, 0]]]), f.norm
     (array([0.125]), inf)
     """
-    if weights not in ("alternating", "increasing"):
-        raise ValueError(f"weights is {weights!r}, expected 'alternating' or 'increasing'")
+    spelling.one_of(weights, "weights", ("alternating", "increasing"))
     power, direction = checks.positive_int(p, "p"), _direction(beta, dim)
     name, by_position = f"{weights} sum of <beta, x_i>^{power}", getattr(target_values, weights)
     return _sum_of_powers(name, power, direction, by_position)
@@ -263,6 +467,23 @@ def three_token(dim: int, beta: Any = None) -> Target:
     """(1/N²) Σ_ij <x_0, x_i> <x_i, x_j> <β, x_j>: two hops, from the query over a key to a key.
 
     It is no average of a function of two tokens: the norm is infinite.
+
+    Parameters
+    ----------
+    dim : int
+        Dimension d of the tokens.
+    beta : array of shape (dim,), optional
+        The vector β; the first unit vector if None.
+
+    Returns
+    -------
+    Target
+        The function, with its mean, variance and norms.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid.
 
     Examples
     --------

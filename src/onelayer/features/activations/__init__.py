@@ -6,6 +6,7 @@ in `ACTIVATIONS`.
 
 from typing import Any
 
+from onelayer import spelling
 from onelayer.features.activations.base import Activation as Activation
 from onelayer.features.activations.base import Preactivations as Preactivations
 from onelayer.features.activations.relu import RELU
@@ -15,7 +16,4 @@ ACTIVATIONS: dict[str, Activation] = {one.name: one for one in (RELU,)}
 
 def get(name: Any) -> Activation:
     """The activation of a name, which must be one of `ACTIVATIONS`."""
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        expected = ", ".join(map(repr, ACTIVATIONS))
-        raise ValueError(f"activation is {name!r}, expected one of {expected}")
-    return ACTIVATIONS[name]
+    return ACTIVATIONS[spelling.one_of(name, "activation", ACTIVATIONS)]

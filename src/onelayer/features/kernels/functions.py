@@ -59,6 +59,11 @@ def attention_kernel(
     array of shape (n, n) or (n, examples of Z)
         The kernel matrix in float64, of the kind and on the device of X.
 
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid, or X and Z do not fit together.
+
     Examples
     --------
     >>> from sklearn.svm import SVR
@@ -93,6 +98,11 @@ def mlp_kernel(
     -------
     array of shape (n, n) or (n, examples of Z)
         As for `attention_kernel`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not valid, or X and Z do not fit together.
 
     Examples
     --------

@@ -69,8 +69,9 @@ class Panels:
         row_scale: Array | None = None,
         sample: Array | None = None,
     ) -> None:
-        self.sample = sets.sample if sample is None else sample
-        self.rows, self.columns = len(sets), feature_map.size  # of examples and of features
+        self.sample: Array = sets.sample if sample is None else sample
+        self.rows: int = len(sets)  # examples
+        self.columns: int = feature_map.size  # features
         self._map, self._sets = feature_map.like(self.sample), sets
         self._row_scale = None if row_scale is None else backend.like(row_scale, self.sample)
         self._prepared: list[tuple[slice, Any]] = []

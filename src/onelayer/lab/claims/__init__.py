@@ -21,6 +21,7 @@ from functools import cache
 from importlib import import_module
 
 from onelayer.lab.claim import Claim
+from onelayer.spelling import did_you_mean
 
 
 @cache
@@ -45,5 +46,8 @@ def named(names: list[str]) -> list[Claim]:
     claims = known()
     for name in names:
         if name not in claims:
-            raise ValueError(f"there is no claim {name!r}, expected one of {', '.join(claims)}")
+            hint = did_you_mean(name, claims)
+            raise ValueError(
+                f"there is no claim {name!r}, expected one of {', '.join(claims)}{hint}"
+            )
     return [claims[name] for name in dict.fromkeys(names)] or list(claims.values())

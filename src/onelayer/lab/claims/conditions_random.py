@@ -107,7 +107,7 @@ def draw(results: Results, figure: figures.Figure) -> None:
     right.axhline(asked, color="black", linestyle=":", linewidth=1, label="needed")
     right.set_xticks(counts)
     right.set(xlabel="heads $m$", ylabel="distance of 0 from the hull / norm")
-    right.legend(title="heads x dim (x rank)")
+    figure.suptitle("layers: heads x dim (x rank)", fontsize="medium")
 
 
 CLAIM = Conjecture(SECOND_PAPER, RULE, SETTINGS, measure, judge, draw)

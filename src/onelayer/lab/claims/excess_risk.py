@@ -145,8 +145,6 @@ def draw(results: Results, figure: figures.Figure) -> None:
     _draw_sizes(sizes, results.where(noise=min(noises)))
     dims = ", ".join(str(dim) for dim in sorted(results.of("dim")))
     sizes.set_title(f"$d = {dims}$, noise {min(noises):g}")
-    for axes in (curves, sizes):
-        axes.legend()
 
 
 def _draw_curves(axes: figures.Axes, results: Results) -> None:

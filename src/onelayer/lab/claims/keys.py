@@ -101,7 +101,6 @@ def draw(results: Results, figure: figures.Figure) -> None:
         line = [level * bounds.sample_size_ratio(degree, count) for count in keys]
         figures.predicted(axes, keys, line, f"$((N+2)/4)^{degree}$ times that", number=1)
         axes.set_title(f"${target}$ to {ERROR:g} of its variance")
-        axes.legend()
 
 
 CLAIM = Claim(FIRST_PAPER, RULE, SETTINGS, measure, judge, draw, grid_by_model)

@@ -101,7 +101,6 @@ def draw(results: Results, figure: figures.Figure) -> None:
         figures.predicted(axes, list(needed), line, r"RFA $\times\ ((N+2)/4)^p$")
         axes.set_title(f"${target}$ to {ERROR:g} of its variance")
         axes.label_outer()
-    panels[0].legend(*panels[-1].get_legend_handles_labels())
 
 
 CLAIM = Claim(FIRST_PAPER, RULE, SETTINGS, measure, judge, draw, grid_by_model)

@@ -9,6 +9,7 @@ depends on the kind of inputs.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from onelayer.recovery.reasons import Reason
 class ExtractHull(Phase):
     """Phase 5. It refuses if the free directions do not stand out."""
 
-    refusal = Reason.SPAN_NOT_FOUND
+    refusal: ClassVar[Reason | None] = Reason.SPAN_NOT_FOUND
 
     def step(self, state: PhaseState) -> Step:
         assert state.sculpture is not None

@@ -16,6 +16,7 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -46,7 +47,7 @@ _CHUNK_BYTES = 64 * 2**20  # of regressions that are solved at a time
 class SolveCandidates(Phase):
     """Phase 6. It refuses if no grid fits into the section of hull and polytope."""
 
-    refusal = Reason.NO_CANDIDATES
+    refusal: ClassVar[Reason | None] = Reason.NO_CANDIDATES
     # A second or two of regressions. Finer grids do not improve the refined heads: 41 points for
     # two heads, 7 x 7 for three, 3 x 3 x 3 for four.
     most_tuples: int = 20_000

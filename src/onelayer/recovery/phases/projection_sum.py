@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from scipy.special import gammaincinv
@@ -46,7 +46,7 @@ _DISTINCT_PER_DIM = 1.5  # fewest distinct tokens: with fewer the regression int
 class CrudeSum(Phase):
     """Phase 1. It refuses if the outputs cannot show on which rows heads agree."""
 
-    refusal = Reason.AGREEMENT_HIDDEN
+    refusal: ClassVar[Reason | None] = Reason.AGREEMENT_HIDDEN
     sample: int = 20_000  # examples from which the error is measured
     agreeing: float = 0.02  # share of the rows from which the error is measured
 
@@ -96,7 +96,7 @@ class CrudeSum(Phase):
 class RefinedSum(Phase):
     """Phase 3. It refuses if rows with large margins do not determine W."""
 
-    refusal = Reason.NO_LARGE_MARGINS
+    refusal: ClassVar[Reason | None] = Reason.NO_LARGE_MARGINS
     # Rows of the regression, per dimension, but at most this share of all rows unless fewer than
     # `fewest_per_dim` remain.
     rows_per_dim: int = 2000

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from onelayer.recovery.reasons import Reason
 class Sculpt(Phase):
     """Phases 2 and 4. They refuse if too few consistent slabs are found."""
 
-    refusal = Reason.TOO_FEW_AGREEMENTS
+    refusal: ClassVar[Reason | None] = Reason.TOO_FEW_AGREEMENTS
     # In units of a slab's error, measured on random layers: heads lie within 2 of the middle of
     # most slabs. A slab farther than this from the common centre shows no agreement and is dropped;
     # of the others, almost none has a head farther than WIDTH from its middle.
