@@ -6,7 +6,7 @@ from pathlib import Path
 import onelayer
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
-import gallery_arguments  # noqa: E402
+import gallery_arguments
 
 project = "onelayer"
 author = "The onelayer developers"
@@ -58,7 +58,6 @@ sphinx_gallery_conf = {
     "write_computation_times": False,
     "show_signature": False,
     "remove_config_comments": True,
-
     "abort_on_example_error": True,
 }
 

@@ -120,7 +120,7 @@ def tuned(model, grid):
 def draw(errors):
     """Draw the errors of all models: a panel per task, whole beside partial images."""
     tasks = dict.fromkeys(task for task, _ in errors)
-    figure, panels = plt.subplots(1, len(tasks), figsize=(8, 4), sharey=True, layout="constrained")
+    _, panels = plt.subplots(1, len(tasks), figsize=(8, 4), sharey=True, layout="constrained")
     for axes, task in zip(panels, tasks, strict=True):
         for kind, marker in (("whole", "o"), ("partial", "s")):
             found = {name: error.mean() for name, error in errors[task, kind].items()}

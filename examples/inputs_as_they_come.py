@@ -75,7 +75,7 @@ def worst_head(layer: ol.AttentionLayer, X: Any, found: ol.Recovery) -> tuple[fl
 def draw(worst: dict[str, tuple[float, float]]) -> None:
     """Draw error and error bar of every kind of examples."""
     errors, bars = zip(*worst.values(), strict=True)
-    figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
+    _, axes = plt.subplots(figsize=(7, 3), layout="constrained")
     axes.plot(errors, range(len(worst)), "o", label="error")
     axes.plot(bars, range(len(worst)), "|", ms=14, mew=2, label="error bar")
     axes.set(xscale="log", xlabel="relative error of the worst head")

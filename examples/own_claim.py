@@ -4,9 +4,9 @@
 Define a claim of your own, then measure, judge and report it like the claims of the papers.
 
 Theory bounds the error of random-feature attention for polynomials of a query and a key. This claim
-asks whether the rate n^-1/2 also holds for a function with a kink: the average of ``|<β, x_i>|`` over
-the keys. A claim consists of a prediction, the cells to measure, and a rule for the verdict. Cells
-run in several processes, and an interrupted run continues where it stopped.
+asks whether the rate n^-1/2 also holds for a function with a kink: the average of ``|<β, x_i>|``
+over the keys. A claim consists of a prediction, the cells to measure, and a rule for the verdict.
+Cells run in several processes, and an interrupted run continues where it stopped.
 
 ::
 

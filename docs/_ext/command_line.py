@@ -1,13 +1,18 @@
 """Write the reference of the command line from the help of its commands, before every build."""
 
-from pathlib import Path
+from __future__ import annotations
 
-from sphinx.application import Sphinx
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from typer import Context
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from onelayer.cli import app as commands
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 PAGE = "reference/generated/command-line.md"
 

@@ -1,9 +1,13 @@
 """Adapt docstrings to the reference, where they are read as reStructuredText."""
 
-import re
-from typing import Any
+from __future__ import annotations
 
-from sphinx.application import Sphinx
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
 
 CODE = re.compile(r"(``.*?``|`.*?`)")
 MARKUP = re.compile(r"\||(?<=\w)_(?!\w)")  # of a substitution, |x|, and of a link, name_
