@@ -176,6 +176,7 @@ def test_the_page_of_the_command_line_has_every_command(extension):
     assert {f"onelayer {command}" for command in commands} <= found
     assert {f"onelayer claims {command}" for command in ("run", "list", "show")} <= found
     assert "`-o, --output" in page
+    assert not re.search(r"\w\.\.\.$", page, re.MULTILINE)  # nothing is cut off
 
 
 def test_docstrings_keep_bars_and_final_underscores(extension):
@@ -203,7 +204,7 @@ def test_formulas_are_written_as_mathml(extension):
     nodes = pytest.importorskip("docutils.nodes")
     pytest.importorskip("sphinx")
     mathml = extension("mathml").mathml
-    text = mathml(nodes.math("", r"\Theta_i \dots"), as_block=False)
+    text = mathml(nodes.math("", r"\big(\Theta_i \dots\big)"), as_block=False)
     assert text.startswith("<math")
     assert "Θ" in text
     assert "…" in text

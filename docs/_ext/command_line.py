@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from onelayer.cli import app as commands
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
+LIST = re.compile(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n")  # with descriptions that are cut off
 PAGE = "reference/generated/command-line.md"
 
 
@@ -21,6 +23,7 @@ def page() -> str:
     """Return the help of all commands as Markdown."""
     command = get_command(commands)
     text = get_docs_for_click(obj=command, ctx=Context(command), name="onelayer")
+    text = LIST.sub("", text)
     return f"{text.replace('# `onelayer`', '# Command line', 1).strip()}\n"
 
 

@@ -1,5 +1,7 @@
 """Write formulas as MathML, which browsers show without a script from another site."""
 
+import re
+
 from docutils import nodes
 from docutils.utils.math import pick_math_environment
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -8,14 +10,15 @@ from sphinx.errors import SphinxError
 from sphinx.util import logging
 
 LOGGER = logging.getLogger(__name__)
-SYNONYMS = {r"\dots": r"\ldots"}  # commands that docutils knows under another name
+# Commands that docutils knows under another name.
+SYNONYMS = ((r"\\dots\b", r"\\ldots"), (r"\\([bB]igg?)(?![a-zA-Z])", r"\\\1l"))
 
 
 def mathml(node: nodes.Element, *, as_block: bool) -> str:
     """Convert the formula of a node, or warn about what cannot be converted."""
     tex = node.astext()
-    for command, known in SYNONYMS.items():
-        tex = tex.replace(command, known)
+    for command, known in SYNONYMS:
+        tex = re.sub(command, known, tex)
     if as_block and pick_math_environment(tex) == "align*":
         tex = rf"\begin{{aligned}}{tex}\end{{aligned}}"
     try:
