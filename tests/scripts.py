@@ -9,6 +9,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
+from matplotlib import pyplot
 
 from onelayer.data import chunks
 
@@ -17,6 +18,7 @@ def output(script, *arguments):
     """Standard output and error of a script that runs as `__main__` in this process.
 
     A script imports its siblings and may change the size of chunks; both are undone afterwards.
+    Figures are drawn and not shown.
     """
     printed, errors = io.StringIO(), io.StringIO()
     with (
@@ -27,24 +29,27 @@ def output(script, *arguments):
         patch.setattr(sys, "argv", [str(script), *map(str, arguments)])
         patch.setattr(sys, "path", [str(script.parent), *sys.path])
         patch.setattr(chunks, "CHUNK_BYTES", chunks.CHUNK_BYTES)
+        patch.setattr(pyplot, "show", lambda: None)
         status = 0
         try:
             runpy.run_path(str(script), run_name="__main__")
         except SystemExit as end:
             status = end.code
+        finally:
+            pyplot.close("all")
     assert not status, f"{script} exited with {status}: {errors.getvalue()}"
     return printed.getvalue(), errors.getvalue()
 
 
 def output_of_process(script, *arguments):
-    """Standard output and error of a script that runs in a new process."""
+    """Standard output and error of a script that runs in a new process, which shows no figures."""
     result = subprocess.run(
         [sys.executable, script, *arguments],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
-        env={**os.environ, "COLUMNS": "200"},
+        env={**os.environ, "COLUMNS": "200", "MPLBACKEND": "template"},
     )
     assert result.returncode == 0, result.stderr
     return result.stdout, result.stderr

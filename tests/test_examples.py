@@ -11,7 +11,9 @@ FOLDER = Path(__file__).parents[1] / "examples"
 TINY = {
     "digits_as_sets.py": ["--examples", "120"],
     "inputs_as_they_come.py": ["--dim", "6", "--examples", "150"],
+    "learning_curves.py": [],
     "own_claim.py": ["--largest", "128", "--seeds", "1", "--workers", "1"],
+    "recovered_heads.py": [],
 }
 OWN_TEST_FILE = {"conditions_in_practice.py", "real_transformer.py"}
 
@@ -43,6 +45,27 @@ def test_digits_are_read_as_sets_and_as_flat_pixels():
     assert [line.split(":")[0] for line in lines] == [
         f"- {task} of {kind} images" for task in ("slant", "digit") for kind in ("whole", "partial")
     ]
+
+
+@pytest.mark.slow
+def test_learning_curves_of_three_models_reach_the_error():
+    printed, stderr = scripts.output(FOLDER / "learning_curves.py", *TINY["learning_curves.py"])
+    assert stderr == ""
+    found = dict(re.findall(r"^(\w+) reaches an error of 0.1 with (\d+) examples$", printed, re.M))
+    assert list(found) == ["RFA", "BRFA", "RFMLP"]
+    assert 16 < int(found["RFA"]) < int(found["BRFA"]) < int(found["RFMLP"]) < 1024
+    assert "the bounds predict 4 times as many examples" in printed
+
+
+@pytest.mark.slow
+def test_heads_of_a_layer_are_recovered_within_their_bars():
+    printed, stderr = scripts.output(FOLDER / "recovered_heads.py", *TINY["recovered_heads.py"])
+    assert stderr == ""
+    assert printed.startswith("exact: ")
+    errors = re.findall(r"^head (\d): error (\S+), error bar (\S+)$", printed, re.M)
+    assert [head for head, *_ in errors] == ["0", "1", "2", "3"]
+    for _, error, bar in errors:
+        assert 0 < float(error) < float(bar) < 1e-9
 
 
 @pytest.mark.slow

@@ -186,7 +186,7 @@ def report(
 
         onelayer report
 
-        onelayer report -o docs/results.md --figures figures/
+        onelayer report -o results.md --figures figures/
     """
     with plain_errors():
         suffix = output.suffix.lower()
