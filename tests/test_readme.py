@@ -37,8 +37,8 @@ def test_examples_of_the_readme_run_in_a_new_process(tmp_path):
 def test_examples_of_the_page_on_certificates_run(capsys):
     exec(code_of("docs/howto/read-a-certificate.md"), {})
     printed, stderr = capsys.readouterr()
-    first = ["True", "EXACT", "7", "True", "True"]
-    assert printed.split() == [*first, "HEADS_NOT_DETERMINED", "True"]
+    first = ["True EXACT", "7 of 8 directions", "True", "True"]
+    assert printed.splitlines() == [*first, "HEADS_NOT_DETERMINED", "True"]
     assert stderr == ""
 
 
