@@ -576,6 +576,26 @@ def test_help_shows_examples(name, example):
     assert example in words(result.stdout)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [(), ("demo",), ("recover",), ("conditions",), ("report",), ("export",), ("claims",)]
+    + [("claims", name) for name in ("list", "show", "run")],
+)
+def test_help_shows_no_type_for_flags(command):
+    text = words(run(*command, "--help").stdout)
+    assert "--help Show this message and exit." in text
+    assert "<bool>" not in text
+    assert "BOOLEAN" not in text
+
+
+def test_a_layer_may_have_any_name_and_the_format_is_told(file, tmp_path):
+    output = tmp_path / "layer.txt"
+    result = run("recover", file, "--heads", 2, "-o", output)
+    assert result.exit_code == 0
+    assert result.stdout.rstrip().endswith("layer.txt, a safetensors file.")
+    assert AttentionLayer.load(output).heads == 2
+
+
 def test_options_that_are_not_known_are_refused():
     result = run("recover", "examples.npz", "-o", "x.safetensors", "--nonsense")
     assert result.exit_code == 2

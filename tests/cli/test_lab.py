@@ -174,6 +174,20 @@ def test_a_figure_that_breaks_costs_no_other(tmp_path):
     assert sorted(p.name for p in (tmp_path / "drawn").iterdir()) == ["double.pdf", "double.svg"]
 
 
+def test_text_files_are_written_as_text(tmp_path):
+    run("claims", "run", "double")
+    assert "Wrote table.txt." in run("report", "-o", "table.txt").stdout
+    assert (tmp_path / "table.txt").read_text("utf-8").startswith("| Claim | Prediction |")
+    assert "Wrote 2 cells to cells.txt." in words(run("export", "-o", "cells.txt").stdout)
+    assert (tmp_path / "cells.txt").read_text("utf-8").startswith("claim,seed,status,")
+
+
+def test_a_misspelt_claim_says_what_may_have_been_meant():
+    result = run("claims", "run", "duoble")
+    assert result.exit_code == 2
+    assert "expected one of double, falter; did you mean 'double'?" in words(result.stderr)
+
+
 def test_a_report_of_nothing_is_refused(tmp_path):
     Store(tmp_path / "onelayer-lab.sqlite").release()
     result = run("report")

@@ -2,6 +2,7 @@ import numpy as np
 import oracles
 import pytest
 from example_sets import ragged
+from matplotlib.figure import Figure
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import Ridge
@@ -217,6 +218,62 @@ def test_the_first_time_counts():
 
 def test_an_error_of_zero_is_reached_at_its_size():
     np.testing.assert_array_equal(curve_of([1.0, 0.0, 0.0]).samples_needed(0.1), [100.0])
+
+
+# On a screen and as a plot
+
+
+def plotted(curve, axes=None, **options):
+    return curve.plot(Figure().subplots() if axes is None else axes, **options)
+
+
+def test_a_curve_prints_as_a_table():
+    lines = repr(curve_of([1.0, 0.1, 1e-5])).split("\n")
+    assert lines[0] == "LearningCurve: 1 target, errors relative to its variance"
+    assert [line.split() for line in lines[1:]] == [
+        ["examples", "test", "error", "alpha"],
+        ["10", "1", "1"],
+        ["100", "0.1", "1"],
+        ["1000", "1.0e-05", "1"],
+    ]
+    lines = repr(curve_of([1.0, 0.1, 0.01], [2.0, 0.2, 0.02])).split("\n")
+    assert lines[0] == "LearningCurve: 2 targets, errors relative to their variance"
+    assert lines[1].split("  ")[1:] == ["examples", "error 0", "error 1"]
+    assert lines[2].split() == ["10", "1", "2"]
+
+
+def test_notebooks_show_the_table():
+    page = curve_of([1.0, 0.1, 1e-5])._repr_html_()
+    assert "<td>1.0e-05</td>" in page
+    assert "1 target, errors relative to its variance" in page
+
+
+def test_a_plot_has_a_curve_for_every_target_on_logarithmic_scales():
+    axes = plotted(curve_of([1.0, 0.1, 0.01], [2.0, 0.2, 0.02]))
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("examples", "test error / variance")
+    first, second = axes.lines
+    np.testing.assert_array_equal(first.get_xydata(), [[10, 1.0], [100, 0.1], [1000, 0.01]])
+    np.testing.assert_array_equal(second.get_ydata(), [2.0, 0.2, 0.02])
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["target 0", "target 1"]
+
+
+def test_one_target_has_a_legend_only_with_a_label():
+    curve = curve_of([1.0, 0.1, 0.01])
+    assert plotted(curve).get_legend() is None
+    axes = plotted(curve, plotted(curve, label="attention"), label="network")
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["attention", "network"]
+    first, second = axes.lines
+    assert first.get_color() != second.get_color()
+    assert first.get_marker() != second.get_marker()
+
+
+def test_several_targets_are_numbered_after_a_label():
+    axes = plotted(curve_of([1.0, 0.1, 0.01], [2.0, 0.2, 0.02]), label="attention")
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["attention target 0", "attention target 1"]
 
 
 # What is refused

@@ -1,3 +1,7 @@
+import copy
+import io
+import pickle
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -193,3 +197,35 @@ def test_to_torch_without_torch_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match="to_torch needs torch, which is not installed: pip ins"):
         random_layer().to_torch()
+
+
+def pickled(module):
+    return pickle.loads(pickle.dumps(module))
+
+
+def saved(module):
+    torch = pytest.importorskip("torch")
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [pickled, saved, copy.deepcopy])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_module_can_be_copied_pickled_and_saved(copied, bias):
+    torch = pytest.importorskip("torch")
+    layer = AttentionLayer.random(heads=2, dim=3, bias=bias, seed=0)
+    module = layer.to_torch()
+    again = copied(module)
+    X = torch.as_tensor(inputs.gaussian(4, 3, 3))
+    assert torch.equal(again(X, causal=True), module(X, causal=True))
+    assert_same(AttentionLayer.from_torch(again), layer)
+    with torch.no_grad():  # a copy has weights of its own
+        again.attention.zero_()
+    assert_same(AttentionLayer.from_torch(module), layer)
+
+
+def test_a_layer_does_not_import_torch():
+    code = "import sys, onelayer; onelayer.AttentionLayer; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -223,3 +223,12 @@ def test_a_file_that_is_held_for_too_long_is_told(store, monkeypatch):
 
 def _other_process(number):
     return f"{socket.gethostname()} {number} {store_module._started(number)}"
+
+
+def test_a_path_may_be_text(tmp_path):
+    store = Store(str(tmp_path / "lab.sqlite"))
+    assert store == Store(tmp_path / "lab.sqlite")
+    store.record(record())
+    assert len(store.results()) == 1
+    with pytest.raises(TypeError):
+        Store(7)

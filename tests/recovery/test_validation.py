@@ -149,3 +149,25 @@ def test_more_heads_than_a_body_can_show_are_not_sculpted():
     assert validation.why_not_sculpt(given(dim=6), 9) is None
     message = "heads is 10, expected at most 9 for method='sculpt' with tokens of dimension 6"
     assert validation.why_not_sculpt(given(dim=6), 10) == message
+
+
+@pytest.mark.parametrize(
+    ("Y", "shapes"),
+    [
+        ((np.ones((4, 3, 2)), np.ones((4, 3, 3))), r"\(4, 3, 2\), \(4, 3, 3\)"),
+        ((np.ones((4, 3, 2)), None), r"\(4, 3, 2\), NoneType"),
+        ((np.ones((4, 3, 2)),), r"\(4, 3, 2\)"),
+    ],
+)
+def test_what_a_module_of_torch_returns_is_refused_with_a_hint(Y, shapes):
+    message = (
+        rf"Y is a tuple of {shapes}, expected one array \(examples, tokens, dim\); "
+        r"torch.nn.MultiheadAttention returns \(outputs, weights\): give Y\[0\]$"
+    )
+    with pytest.raises(TypeError, match=message):
+        validation.examples(np.ones((4, 3, 2)), Y, None)
+
+
+def test_examples_may_be_a_tuple():
+    X = np.arange(24.0).reshape(4, 3, 2)
+    assert validation.examples(tuple(X), tuple(X), None).shape == (4, 3, 2, 2)
