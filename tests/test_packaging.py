@@ -23,6 +23,13 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT = PYPROJECT["project"]
 
 
+def text_of(name):
+    """The text of a file of the checkout, some of which an sdist does not have."""
+    if name.startswith(".") and (ROOT / "PKG-INFO").exists():
+        pytest.skip("not in the sdist")
+    return (ROOT / name).read_text("utf-8")
+
+
 def run(*command, **options):
     result = subprocess.run(
         [str(part) for part in command], capture_output=True, text=True, check=False, **options
@@ -149,7 +156,7 @@ def members(group):
 
 
 def pins(name):
-    lines = (ROOT / name).read_text("utf-8").splitlines()
+    lines = text_of(name).splitlines()
     pairs = (line.split("==") for line in lines if not line.startswith("#"))
     return {canonicalize_name(name): Version(version) for name, version in pairs}
 
@@ -170,16 +177,16 @@ def test_lower_bounds_are_the_oldest_versions_that_the_project_allows():
 
 
 def test_changelog_and_citation_have_the_version_of_the_project():
-    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    changelog = text_of("CHANGELOG.md")
     version, date = re.search(r"^## \[(\d\S*)\] - (\S+)$", changelog, re.MULTILINE).groups()
     assert version == PROJECT["version"]
-    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    citation = text_of("CITATION.cff")
     assert f"\nversion: {version}\n" in citation
     assert f"\ndate-released: {date}\n" in citation
 
 
 def test_hooks_use_the_versions_of_the_checks():
-    hooks = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
+    hooks = text_of(".pre-commit-config.yaml")
     pinned = pins("constraints.txt")
     revisions = dict(re.findall(r"repo: \S+/(\S+)\n +rev: v?(\S+)", hooks))
     assert Version(revisions["ruff-pre-commit"]) == pinned["ruff"]
@@ -204,12 +211,10 @@ MENTIONS = {  # files, and what comes before a target in them
 
 @pytest.mark.parametrize("name", MENTIONS)
 def test_targets_that_files_mention_are_in_the_makefile(name):
-    if not (ROOT / name).exists():
-        pytest.skip("not in the sdist")
-    makefile = (ROOT / "Makefile").read_text("utf-8")
+    makefile = text_of("Makefile")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     targets |= {f".venv/{name}" for name in re.findall(r"^\$\(VENV\)/(\w+):", makefile, re.M)}
-    mentioned = re.findall(MENTIONS[name] + r"([a-z./-]+)", (ROOT / name).read_text("utf-8"), re.M)
+    mentioned = re.findall(MENTIONS[name] + r"([a-z./-]+)", text_of(name), re.M)
     assert mentioned
     assert set(mentioned) <= targets
 
@@ -222,7 +227,5 @@ def test_the_same_pythons_are_tested_and_announced():
     ]
     assert PROJECT["requires-python"] == f">={announced[0]}"
     quoted = ", ".join(f'"{version}"' for version in announced)
-    assert f"PYTHONS = [{quoted}]" in (ROOT / "noxfile.py").read_text("utf-8")
-    workflow = ROOT / ".github" / "workflows" / "ci.yml"
-    if workflow.exists():
-        assert f"python: [{quoted}]" in workflow.read_text("utf-8")
+    assert f"PYTHONS = [{quoted}]" in text_of("noxfile.py")
+    assert f"python: [{quoted}]" in text_of(".github/workflows/ci.yml")
