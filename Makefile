@@ -6,7 +6,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab check test lint bench docs clean
+.PHONY: help demo lab check test lint bench clean
 
 help:   ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST))
@@ -46,12 +46,8 @@ bench: .venv/dev   ## run the benchmarks: recovery, sample size, learning curves
 	$(BIN)/python benchmarks/scale.py disk
 	$(BIN)/python benchmarks/scale.py cluster
 
-docs: .venv/docs   ## build the documentation into build/docs
-	@mkdir -p build
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
-
 clean:   ## remove the virtual environment and all build outputs
-	rm -rf .venv build dist docs/gallery docs/reference/generated src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # Separate stamps, so that the demo does not install torch, development tools or a pretrained model.
@@ -69,9 +65,4 @@ clean:   ## remove the virtual environment and all build outputs
 
 .venv/dev: .venv/core
 	$(INSTALL) --editable '.[dev]'
-	@touch $@
-
-.venv/docs: .venv/core
-	$(INSTALL) --upgrade 'pip>=25.1'  # the first to read dependency groups
-	$(INSTALL) --group docs
 	@touch $@
