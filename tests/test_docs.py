@@ -100,10 +100,9 @@ def check_link(page, link):
     if not path and example:
         assert example[1] in EXAMPLES, f"{page} links to {link}, which is no example"
         return
-    base = pages.ROOT if page in ("docs/changelog.md", "docs/contributing.md") else None
     target = page
     if path:
-        target = os.path.normpath(os.path.join(base or os.path.dirname(page), path))
+        target = os.path.normpath(os.path.join(os.path.dirname(page), path))
         assert (pages.ROOT / target).exists(), f"{page} links to {link}, which does not exist"
     if anchor:
         assert anchor in pages.anchors(PAGES[target]), f"{page} links to {link}: no such heading"
