@@ -13,7 +13,7 @@ On exact outputs a fit is the same whatever norms residuals are measured in. Wit
 G the mean of M_a M_aᵀ, weak directions of scores count nearly as much as strong ones, as
 G^(-1/2) M_a B_a M_aᵀ G^(-1/2) is near a projector. On ±1 inputs (12 heads of rank 32 in 384
 dimensions, 2,042 examples) steps from an error of 2e-3 to rounding took 246 products, and 1,136
-without. Values and outputs hardly notice: the trace of B_a varied by less than a tenth between rows.
+without. Values and outputs hardly notice: the trace of B_a varied by a tenth between rows.
 
 With R = K G⁻¹ Kᵀ and T_a = Z_a R Z_a (k, k), M_aᵀ G⁻¹ M_a is Vᵀ T_a V and
 
