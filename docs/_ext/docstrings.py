@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,9 @@ def skip_foreign(
 ) -> bool:
     """Skip members that come from another package, whose documentation has pages of its own."""
     home = getattr(getattr(value, "fget", value), "__module__", None)
-    foreign = isinstance(home, str) and not home.startswith("onelayer")
-    return bool(skipped) or foreign
+    if home is None:  # methods of built-in classes, such as dict
+        return bool(skipped) or inspect.isroutine(value)
+    return bool(skipped) or not str(home).startswith("onelayer")
 
 
 def escape(
