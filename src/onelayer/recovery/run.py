@@ -18,7 +18,7 @@ from onelayer.recovery.gauss_newton.varpro import Fit
 from onelayer.recovery.options import Options
 from onelayer.recovery.reasons import Reason
 from onelayer.recovery.result import Recovery
-from onelayer.recovery.strategies import settings
+from onelayer.recovery.strategies import cost, settings
 from onelayer.recovery.strategies.search import Search
 from onelayer.recovery.strategies.settings import Settings
 from onelayer.recovery.trace import Log
@@ -63,6 +63,8 @@ class RecoveryRun:
     def certify(self, fit: Fit, search: Search, held_out: WhitenedExamples) -> Certificate:
         """The certificate of the last fit of a search."""
         sharp = max(_SHARP, _SHARP_TOLS * self.options.tol)
+        if cost.is_large(search.problem, fit.heads, search.rank, self.settings):
+            sharp = max(sharp, self.settings.large.sharp_bars)
         stored = backend.epsilon(backend.floating(self.examples.source.samples[0]))
         given = (search.problem, held_out, search.rank, search.rounding)
         return certify(fit, *given, self.rng, sharp, stored)

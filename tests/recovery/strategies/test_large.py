@@ -11,6 +11,7 @@ from onelayer import AttentionLayer, inputs, recover
 from onelayer.array.backend import single, to_numpy
 from onelayer.data import sources
 from onelayer.heads import low_rank
+from onelayer.recovery import error_bars
 from onelayer.recovery.examples import whiten
 from onelayer.recovery.factored import descent, gauss_newton, model
 from onelayer.recovery.factored.convert import HalfWhitened
@@ -144,6 +145,28 @@ def test_the_same_seed_gives_the_same_bits(all_are_large):
     ]
     np.testing.assert_array_equal(found[0], found[1])
     assert np.abs(found[2] - found[0]).max() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("large", [True, False])
+def test_error_bars_of_large_problems_take_no_draws(large, request, monkeypatch):
+    if large:
+        request.getfixturevalue("all_are_large")
+    drawn, draws = [], error_bars._by_draws
+
+    def noted(*given):
+        drawn.append(given)
+        return draws(*given)
+
+    monkeypatch.setattr(error_bars, "_by_draws", noted)
+    layer, X, Y, _ = examples(rank=2, value_rank=2)
+    rounded = Y.astype(np.float32)
+    found = recover(X.astype(np.float32), rounded, heads=3, rank=2, method="refine")
+    assert found.converged
+    bars = found.certificate.attention_error
+    assert 1e-9 < bars.max() <= NUMBERS.sharp_bars
+    assert (found.layer.distance(layer).attention <= bars).all()
+    assert bool(drawn) is not large
 
 
 def test_descent_ends_with_the_budget(all_are_large):

@@ -71,6 +71,9 @@ class LargeSettings:
     redrawn_share: float = 0.8  # drawing a head again helps if it leaves less of the loss
     redrawn_examples: int = 400  # by which the head that explains least is found
     part_rows: int = 1024  # of blocks in such steps: their arrays fit in a cache
+    # Error bars up to this may be those that the smallest singular value allows at most. Sharper
+    # ones need a solve for each of many draws, which takes longer than the search.
+    sharp_bars: float = 1e-3
 
 
 @dataclass(frozen=True)
