@@ -14,7 +14,7 @@ from onelayer.plotting import Grid
 from onelayer.span import Span
 
 if TYPE_CHECKING:
-    from onelayer.layer import AttentionLayer
+    from onelayer.weights import LayerWeights
 
 _TILE, _TITLE = 1.1, 0.3  # inches of a head, and of its title
 _BESIDE = 1.2  # inches of what is beside the heads
@@ -22,8 +22,8 @@ _WIDEST = 16.0  # inches of a figure: more heads than fit get smaller tiles
 
 
 def draw(
-    layer: AttentionLayer,
-    other: AttentionLayer | None,
+    layer: LayerWeights,
+    other: LayerWeights | None,
     matched: NumpyArray,
     inside: Span | None,
     heads: Iterable[int] | None,
@@ -71,7 +71,7 @@ def _chosen(heads: Iterable[int] | None, count: int) -> list[int]:
     return chosen
 
 
-def _images(layer: AttentionLayer, inside: Span | None) -> NumpyArray:
+def _images(layer: LayerWeights, inside: Span | None) -> NumpyArray:
     """The attention matrices or, on a span, VᵀΘV with the strongest directions first."""
     attention = backend.to_numpy(layer.attention).astype(float)
     return attention if inside is None else inside.basis.T @ attention @ inside.basis
