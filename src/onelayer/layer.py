@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from onelayer import layer_plot
 from onelayer.array import backend, blocks, checks
 from onelayer.array.backend import Array
 from onelayer.data import sources
@@ -18,6 +19,7 @@ from onelayer.heads.base import Tokens
 from onelayer.heads.softmax import allowed_pairs
 from onelayer.inputs import Seed
 from onelayer.io import pretrained, safetensors_files, torch_modules
+from onelayer.plotting import Grid
 from onelayer.weights import LayerWeights
 
 
@@ -184,6 +186,74 @@ class AttentionLayer(LayerWeights):
         """
         given = {"X": X, "mask": mask}
         return self._computed(self._weights, given, causal, lambda k: (self.heads, k, k))
+
+    def plot_attention(
+        self,
+        X: Any,
+        tokens: Sequence[str] | None = None,
+        other: AttentionLayer | None = None,
+        heads: Iterable[int] | None = None,
+        causal: bool = False,
+        axes: Any = None,
+    ) -> Grid:
+        """Draw the attention weights of one example, an image for every head.
+
+        Rows of an image are tokens that attend, columns those that are attended to.
+
+        Parameters
+        ----------
+        X : array of shape (tokens, dim) or (1, tokens, dim)
+            The example.
+        tokens : sequence of str, optional
+            Labels of the tokens.
+        other : AttentionLayer, optional
+            A second layer to compare with, such as a recovered one. Below every head is the one of
+            `other` that `distance` matches with it on the span of these tokens.
+        heads : iterable of int, optional
+            The heads to draw, from 0; all if None.
+        causal : bool
+            Whether a token attends only to itself and the tokens before it.
+        axes : array of matplotlib axes, optional
+            Where to draw: one for each head, and with `other` as many again. Axes of a new figure
+            if None.
+
+        Returns
+        -------
+        ndarray of matplotlib axes
+            Of shape (1, heads), or (2, heads) with `other`.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+        TypeError, ValueError
+            If an argument is not valid.
+
+        Examples
+        --------
+        >>> layer = AttentionLayer.random(heads=3, dim=4)
+        >>> X = np.random.default_rng(0).standard_normal((5, 4))
+        >>> layer.plot_attention(X, tokens="a b c d e".split(), causal=True).shape
+        (1, 3)
+        """
+        example = backend.as_array(X, "X")
+        if example.ndim == 2:
+            example = example[None, ...]
+        if example.ndim != 3 or example.shape[0] != 1:
+            raise ValueError(
+                f"X has shape {tuple(example.shape)}, expected one example: (tokens, dim)"
+            )
+        if tokens is not None and len(tokens) != example.shape[1]:
+            raise ValueError(
+                f"tokens has {len(tokens)} labels, expected {example.shape[1]}: one for each of X"
+            )
+        layers, matched = [self], np.arange(self.heads)
+        if other is not None:
+            self._check_kind(other)
+            layers, matched = [self, other], other.distance(self, example).permutation
+        found = [layer.attention_weights(example, causal=causal)[0, ...] for layer in layers]
+        images = [backend.to_numpy(weights).astype(float) for weights in found]
+        return layer_plot.draw(images, matched, heads, axes, signed=False, tokens=tokens)
 
     def _computed(
         self,

@@ -317,11 +317,12 @@ class LayerWeights:
         ((2, 3), 'head 2')
         """
         inside = self._span(inputs, mask)
-        matched = np.arange(self.heads)
+        images, matched = [layer_plot.images(self, inside)], np.arange(self.heads)
         if other is not None:
             self._check_kind(other)
             matched = other.distance(self, inputs, mask).permutation
-        return layer_plot.draw(self, other, matched, inside, heads, axes)
+            images.append(layer_plot.images(other, inside))
+        return layer_plot.draw(images, matched, heads, axes)
 
 
 def _real_or_none(value: Any, name: str) -> Array | None:
