@@ -50,8 +50,8 @@ def canonical(layer: LayerWeights, tol: float | None) -> dict[str, Array]:
     sizes = np.array([np.linalg.norm(projection[group].sum(axis=0)) for group in groups])
     kept = np.flatnonzero(sizes > tol * np.maximum(added, sizes.max()))
     chosen = np.array([group[norms[group].argmax()] for group in groups])
-    keys = [np.linalg.norm(attention, axis=1)[chosen], sizes, *attention[chosen].T]
-    order = kept[_order(_relative(np.stack(keys, axis=1))[kept], max(tol, math.sqrt(epsilon)))]
+    keys = [np.linalg.norm(attention, axis=1)[chosen], sizes, attention[chosen]]
+    order = kept[_order(_relative(np.column_stack(keys))[kept], max(tol, math.sqrt(epsilon)))]
     return _merged(layer, [groups[i] for i in order], chosen[order])
 
 
