@@ -110,6 +110,17 @@ def relative_distance(one, other):
     return 0.0 if gap == 0 else math.sqrt(gap / max(size, other_size))
 
 
+def relative_error(estimate, true):
+    """|estimate - true| / |true| in the Frobenius norm, 0/0 taken as 0."""
+    gap = size = 0.0
+    for a, b in zip(np.ravel(estimate), np.ravel(true), strict=True):
+        gap += (float(a) - float(b)) ** 2
+        size += float(b) ** 2
+    if gap == 0:
+        return 0.0
+    return math.sqrt(gap / size) if size > 0 else math.inf
+
+
 def bert_attention(X, weights, heads):
     """Attention of a BERT layer, which computes y = A x + b, with its biases, by their names."""
 
