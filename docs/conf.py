@@ -14,7 +14,7 @@ copyright = author
 version = release = onelayer.__version__
 
 extensions = [
-    "command_line",  # this and the next two: docs/_ext
+    "command_line_page",  # this and the next two: docs/_ext
     "docstrings",
     "mathml",
     "myst_parser",

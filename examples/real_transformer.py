@@ -51,7 +51,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
-from scipy.special import erf, softmax
+from scipy.special import erf
 
 import onelayer as ol
 from onelayer.io.pretrained import packaged
@@ -586,7 +586,9 @@ def draw(layer, estimate, match, span, sentence):
     are only visible on a logarithmic scale.
     """
     matrices = np.stack(on_strongest(layer, estimate, span))
-    attended = np.stack([attention_weights(side, sentence[1]) for side in (layer, estimate)])
+    attended = np.stack(
+        [side.attention_weights(sentence[1][None])[0] for side in (layer, estimate)]
+    )
     size = f"along the {matrices.shape[-1]} strongest of {span.rank} directions of the inputs"
     height = 3 * HEADING + 2 * STRIP + ERRORS + BOTTOM
     with style.context(["default", STYLE]):
@@ -617,14 +619,6 @@ def on_strongest(layer, estimate, span):
         for side in (layer, estimate)
     ]
     return matrices / np.quantile(np.abs(matrices[0]), 0.99, axis=(1, 2), keepdims=True)
-
-
-def attention_weights(layer, tokens):
-    """Attention weights (heads, tokens, tokens) of every token, a row, on all tokens."""
-    scores = tokens @ layer.attention @ tokens.T
-    if layer.key_bias is not None:
-        scores = scores + (layer.key_bias @ tokens.T)[:, None, :]
-    return softmax(scores, axis=-1)
 
 
 def heading(figure, top, text):

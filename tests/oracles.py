@@ -27,6 +27,19 @@ def attention_layer(
     return outputs
 
 
+def attention_weights(X, attention, key_bias=None, mask=None, causal=False):
+    """The attention (n, heads, tokens, tokens) of every row to every key, one row at a time."""
+    n, tokens, _ = X.shape
+    found = np.zeros((n, len(attention), tokens, tokens))
+    for example, head, row in np.ndindex(*found.shape[:3]):
+        keys = allowed_keys(row, tokens, None if mask is None else mask[example], causal)
+        bias = None if key_bias is None else key_bias[head]
+        weights = attention_row(X[example], row, keys, attention[head], bias)
+        for key, weight in weights.items():
+            found[example, head, row, key] = weight
+    return found
+
+
 def attention_row(tokens, row, keys, theta, key_bias=None):
     """The softmax weights of one row of one head, by key; empty where there is no key."""
     scores = {key: score(tokens[row], tokens[key], theta, key_bias) for key in keys}
@@ -63,10 +76,10 @@ def row_times(row, matrix):
 
 
 def head_distance(mine, theirs):
-    """(permutation, attention errors, projection errors) of the best of all matchings.
+    """(permutation, attention, projection) distances under the best of all matchings.
 
     `mine` and `theirs` are lists of heads (attention, projection); the best matching has the
-    smallest sum of squared errors, each error capped at 10.
+    smallest sum of squared distances.
     """
     best, best_cost = None, math.inf
     for permutation in matchings(len(mine), len(theirs)):
@@ -74,8 +87,8 @@ def head_distance(mine, theirs):
         cost = 0.0
         for i, j in enumerate(permutation):
             for part in range(2 if j >= 0 else 0):
-                errors[part, i] = relative_error(mine[j][part], theirs[i][part])
-                cost += min(errors[part, i], 10.0) ** 2
+                errors[part, i] = relative_distance(mine[j][part], theirs[i][part])
+                cost += errors[part, i] ** 2
         if cost < best_cost:
             best, best_cost = (np.array(permutation), *errors), cost
     return best
@@ -85,6 +98,16 @@ def matchings(mine, theirs):
     """All ways to give each of `theirs` one of `mine`, none twice, -1 for the fewest possible."""
     unmatched = [-1] * max(0, theirs - mine)
     return set(itertools.permutations([*range(mine), *unmatched], theirs))
+
+
+def relative_distance(one, other):
+    """|one - other| over the larger of their Frobenius norms, 0/0 taken as 0."""
+    gap = size = other_size = 0.0
+    for a, b in zip(np.ravel(one), np.ravel(other), strict=True):
+        gap += (float(a) - float(b)) ** 2
+        size += float(a) ** 2
+        other_size += float(b) ** 2
+    return 0.0 if gap == 0 else math.sqrt(gap / max(size, other_size))
 
 
 def relative_error(estimate, true):

@@ -173,7 +173,7 @@ def test_the_gallery_passes_arguments_to_examples(extension):
 
 
 def test_the_page_of_the_command_line_has_every_command(extension):
-    page = extension("command_line").page()
+    page = extension("command_line_page").page()
     headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
     assert headings[0] == "Command line"
     found = {heading.strip("`") for heading in headings[1:]}

@@ -4,10 +4,12 @@ import numpy as np
 import oracles
 import places
 import pytest
+from cases import random_mask
+from gauges import permuted
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onelayer import AttentionLayer, HeadMatch, inputs
+from onelayer import AttentionLayer, inputs
 from onelayer.array import blocks
 from onelayer.array.backend import namespace, to_numpy
 
@@ -18,36 +20,6 @@ def by_loops(layer, X, **options):
     """The layer's outputs from the oracle."""
     weights = {name: to_numpy(array) for name, array in layer.arrays().items()}
     return oracles.attention_layer(np.asarray(X), **weights, **options)
-
-
-def random_mask(rng, n, tokens):
-    """A random mask that leaves every example at least one token."""
-    mask = rng.random((n, tokens)) < 0.5
-    mask[np.arange(n), rng.integers(0, tokens, n)] = True
-    return mask
-
-
-def permuted(layer, order):
-    """The same layer with its heads in another order."""
-    key_bias = None if layer.key_bias is None else layer.key_bias[order]
-    return AttentionLayer(
-        layer.attention[order], layer.projection[order], key_bias, layer.output_bias
-    )
-
-
-def perturbed(layer, noise, seed=0):
-    """The layer with Gaussian noise on all of its weights."""
-    rng = np.random.default_rng(seed)
-    return AttentionLayer(
-        **{name: a + noise * rng.standard_normal(a.shape) for name, a in layer.arrays().items()}
-    )
-
-
-def heads_of(layer):
-    """The layer's heads as the distance sees them: (attention with its key bias, projection)."""
-    biases = np.zeros((layer.heads, layer.dim)) if layer.key_bias is None else layer.key_bias
-    theta = np.concatenate([layer.attention, biases[:, None, :]], axis=1)
-    return list(zip(theta, layer.projection, strict=True))
 
 
 @st.composite
@@ -302,6 +274,70 @@ def test_what_is_in_the_blocks_is_refused_when_they_are_read(elsewhere):
         places.brought(layer(elsewhere(X)))
 
 
+# Attention weights
+
+
+def weights_by_loops(layer, X, **options):
+    """The attention weights from the oracle."""
+    key_bias = None if layer.key_bias is None else to_numpy(layer.key_bias)
+    return oracles.attention_weights(np.asarray(X), to_numpy(layer.attention), key_bias, **options)
+
+
+@given(case=forward_cases())
+def test_attention_weights_match_the_loops(xp_array, case):
+    layer, X, options = case
+    expected = weights_by_loops(layer, X, **options)
+    array = xp_array(X)
+    if options["mask"] is not None:
+        options["mask"] = xp_array(options["mask"])
+    result = layer.attention_weights(array, **options)
+    assert namespace(result) is namespace(array)
+    assert result.dtype == array.dtype
+    np.testing.assert_allclose(to_numpy(result), expected, rtol=0, atol=TOLERANCE[X.dtype.name])
+
+
+@given(case=forward_cases())
+def test_attention_weights_give_the_outputs(case):
+    layer, X, options = case
+    weights = layer.attention_weights(X, **options)
+    outputs = np.einsum("nmab,nbd,mde->nae", weights, X, layer.projection)
+    if layer.output_bias is not None:
+        outputs += layer.output_bias
+    np.testing.assert_allclose(outputs, layer(X, **options), rtol=1e-4, atol=1e-4)
+
+
+@given(case=forward_cases())
+def test_rows_of_attention_sum_to_one_over_the_keys_that_they_may_attend_to(case):
+    layer, X, options = case
+    weights = layer.attention_weights(X, **options)
+    there = np.ones(X.shape[:2], dtype=bool) if options["mask"] is None else options["mask"]
+    pairs = np.broadcast_to(there[:, None, :], (len(X), X.shape[1], X.shape[1]))
+    if options["causal"]:
+        pairs = np.tril(pairs)
+    assert not weights[np.broadcast_to(~pairs[:, None], weights.shape)].any()
+    expected = np.broadcast_to(pairs.any(axis=2)[:, None, :], weights.shape[:3])
+    np.testing.assert_allclose(weights.sum(axis=3), expected, atol=1e-5)
+
+
+def test_attention_weights_are_the_same_wherever_the_examples_are(elsewhere):
+    layer = AttentionLayer.random(heads=2, dim=3, out_dim=1, bias=True)
+    X = inputs.gaussian(60, 4, 3).astype(np.float32)
+    mask = random_mask(np.random.default_rng(0), 60, 4)
+    expected = layer.attention_weights(X, mask=mask, causal=True)
+    found = places.brought(layer.attention_weights(elsewhere(X), mask=mask, causal=True))
+    assert (found.shape, found.dtype) == ((60, 2, 4, 4), np.float32)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_attention_weights_of_wrong_examples_are_refused(elsewhere):
+    layer = AttentionLayer.random(heads=2, dim=3)
+    for place in (np.asarray, elsewhere):
+        with pytest.raises(ValueError, match="X has tokens of dimension 5, expected 3 as the lay"):
+            layer.attention_weights(place(np.ones((60, 4, 5))))
+    with pytest.raises(TypeError, match="X is a generator, which can be read only once"):
+        layer.attention_weights(np.ones((2, 2, 3)) for _ in range(3))
+
+
 # The random layer
 
 
@@ -370,79 +406,6 @@ def test_repr_says_sizes_and_biases():
     assert repr(AttentionLayer.random(1, 2, bias=True)).endswith("out_dim=2, with biases)")
 
 
-# The distance
-
-
-def test_distance_finds_the_permutation(xp_array):
-    layer = AttentionLayer.random(heads=5, dim=3, bias=True)
-    order = [3, 0, 4, 1, 2]
-    match = permuted(layer, order).to(xp_array(np.ones(1))).distance(layer)
-    assert isinstance(match, HeadMatch)
-    assert [order[i] for i in match.permutation] == [0, 1, 2, 3, 4]
-    assert match.attention.tolist() == match.projection.tolist() == [0.0] * 5
-    assert match.output_bias == 0.0
-
-
-@given(
-    mine=st.integers(1, 4),
-    theirs=st.integers(1, 4),
-    bias=st.booleans(),
-    noise=st.sampled_from([1e-6, 0.3]),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_distance_matches_brute_force(mine, theirs, bias, noise, seed):
-    true = AttentionLayer.random(heads=max(mine, theirs), dim=2, out_dim=3, bias=bias, seed=seed)
-    order = np.random.default_rng(seed).permutation(true.heads)[:mine]
-    found = perturbed(permuted(true, order), noise, seed)
-    true = permuted(true, np.arange(theirs))
-    match = found.distance(true)
-    permutation, attention, projection = oracles.head_distance(heads_of(found), heads_of(true))
-    np.testing.assert_array_equal(match.permutation, permutation)
-    np.testing.assert_allclose(match.attention, attention, rtol=1e-12)
-    np.testing.assert_allclose(match.projection, projection, rtol=1e-12)
-
-
-def test_heads_without_a_partner_are_infinitely_far():
-    true = AttentionLayer.random(heads=3, dim=4)
-    match = permuted(true, [2, 0]).distance(true)
-    assert match.permutation.tolist() == [1, -1, 0]
-    assert match.attention.tolist() == match.projection.tolist() == [0.0, np.inf, 0.0]
-
-
-def test_heads_too_many_are_left_out():
-    found = AttentionLayer.random(heads=3, dim=4)
-    match = found.distance(permuted(found, [1]))
-    assert match.permutation.tolist() == [1]
-    assert match.attention.tolist() == [0.0]
-
-
-def test_distance_to_heads_of_norm_zero():
-    zero = AttentionLayer(np.zeros((1, 2, 2)), np.zeros((1, 2, 2)))
-    other = AttentionLayer.random(heads=1, dim=2, bias=True)
-    same = zero.distance(zero)
-    assert (same.attention[0], same.projection[0], same.output_bias) == (0.0, 0.0, 0.0)
-    from_zero = zero.distance(other)
-    assert (from_zero.attention[0], from_zero.output_bias) == (1.0, 1.0)
-    to_zero = other.distance(zero)
-    assert to_zero.projection[0] == to_zero.attention[0] == to_zero.output_bias == np.inf
-
-
-def test_missing_biases_count_as_zeros():
-    layer = AttentionLayer.random(heads=2, dim=3)
-    with_zeros = AttentionLayer(
-        layer.attention, layer.projection, np.zeros((2, 3)), np.zeros(layer.out_dim)
-    )
-    match = with_zeros.distance(layer)
-    assert max(match.attention) == match.output_bias == 0.0
-
-
-def test_distance_compares_across_precisions():
-    layer = AttentionLayer.random(heads=3, dim=4)
-    match = layer.to(np.ones(1, dtype=np.float32)).distance(layer)
-    assert 0 < max(match.attention) < 1e-7
-    assert match.permutation.tolist() == [0, 1, 2]
-
-
 # Refusals
 
 
@@ -508,15 +471,3 @@ def test_examples_that_do_not_fit_are_refused(X, error, message):
 def test_random_layers_that_cannot_be_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         AttentionLayer.random(**{"heads": 2, "dim": 3, **options})
-
-
-def test_distance_between_layers_of_different_dimensions_is_refused():
-    layer = AttentionLayer.random(heads=2, dim=3)
-    other = AttentionLayer.random(heads=2, dim=3, out_dim=5)
-    with pytest.raises(ValueError, match="the other layer maps dimension 3 to 5, expected 3 to 3"):
-        layer.distance(other)
-
-
-def test_a_distance_from_something_else_is_refused():
-    with pytest.raises(TypeError, match="other is a int, expected an AttentionLayer"):
-        AttentionLayer.random(heads=1, dim=2).distance(3)

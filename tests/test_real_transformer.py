@@ -657,14 +657,6 @@ def test_the_change_of_embeddings_is_compared_with_a_limit(example):
         assert f"at most {verdict} 1e-06." in example.change_of_embeddings(seen)
 
 
-def test_the_figure_has_the_weights_that_heads_attend_with(example):
-    layer = ol.AttentionLayer.random(heads=2, dim=4, bias=True)
-    tokens = ol.inputs.gaussian(1, 3, 4)[0]
-    weights = example.attention_weights(layer, tokens)
-    outputs = sum(weights @ tokens @ layer.projection) + layer.output_bias
-    np.testing.assert_allclose(outputs, layer(tokens[None])[0], atol=1e-12)
-
-
 def test_the_most_alike_are_the_two_at_the_smallest_angle(example):
     vectors = np.eye(12)
     vectors[7] = 0.6 * vectors[2] + 0.8 * vectors[7]

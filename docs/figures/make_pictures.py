@@ -106,7 +106,7 @@ def attention(options):
     match = estimate.distance(layer, inputs=seen.tokens, mask=seen.mask)
     pieces, tokens = example.shortest(seen)
     sides = layer, example.in_order(estimate, match.permutation)
-    weights = np.stack([example.attention_weights(side, tokens) for side in sides])
+    weights = np.stack([side.attention_weights(tokens[None])[0] for side in sides])
     gap = np.abs(weights[1] - weights[0]).max()
     print(f"{' '.join(pieces)}: attention weights of all heads differ by at most {gap:.1e}.")
     figure = draw_attention(weights[:, options.heads], options.heads, pieces)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onelayer import files, inputs, theory
+    from onelayer.comparison import HeadMatch
+    from onelayer.factors import HeadFactors
     from onelayer.features.estimators import (
         AttentionFeatures,
         AttentionKernelRidge,
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     )
     from onelayer.features.kernels.functions import attention_kernel, mlp_kernel
     from onelayer.features.learning_curves import LearningCurve, learning_curve
-    from onelayer.layer import AttentionLayer, HeadMatch
+    from onelayer.layer import AttentionLayer
     from onelayer.recovery.api import recover
     from onelayer.recovery.certificate import Certificate
     from onelayer.recovery.condition_results import (
@@ -43,6 +45,7 @@ __all__ = [
     "ConditionSurvey",
     "ConditionSurveys",
     "Conditions",
+    "HeadFactors",
     "HeadMatch",
     "LearningCurve",
     "RandomFeatureAttention",
@@ -72,11 +75,13 @@ _MODULES = {
     "theory": "theory",
 }
 _MEMBERS = {
+    "comparison": "HeadMatch",
+    "factors": "HeadFactors",
     "features.estimators": "AttentionFeatures AttentionKernelRidge RandomFeatureAttention "
     "RandomFeatureAttentionClassifier RandomFeatureMLP",
     "features.kernels.functions": "attention_kernel mlp_kernel",
     "features.learning_curves": "LearningCurve learning_curve",
-    "layer": "AttentionLayer HeadMatch",
+    "layer": "AttentionLayer",
     "recovery.api": "recover",
     "recovery.certificate": "Certificate",
     "recovery.condition_results": "Condition ConditionSurvey ConditionSurveys Conditions",

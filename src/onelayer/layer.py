@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from onelayer import layer_plot
 from onelayer.array import backend, blocks, checks
-from onelayer.array.backend import Array, NumpyArray
+from onelayer.array.backend import Array
 from onelayer.data import sources
 from onelayer.data.chunks import Chunk
 from onelayer.heads import dense
@@ -22,39 +20,10 @@ from onelayer.heads.softmax import allowed_pairs
 from onelayer.inputs import Seed
 from onelayer.io import pretrained, safetensors_files, torch_modules
 from onelayer.plotting import Grid
-from onelayer.span import Span, span_of
-from onelayer.summary import Summary, number
+from onelayer.weights import LayerWeights
 
 
-@dataclass(frozen=True, eq=False)
-class HeadMatch:
-    """Distance between two layers, head by head, under the best matching of heads.
-
-    Attributes
-    ----------
-    permutation : ndarray of shape (m,)
-        The head that was matched with head i of the other layer, or -1 if none was left.
-    attention, projection : ndarray of shape (m,)
-        Relative Frobenius errors, infinite for unmatched heads. The key bias counts as a row of
-        the attention matrix.
-    output_bias : float
-        Relative error of the output bias.
-
-    Examples
-    --------
-    >>> layer = AttentionLayer.random(heads=2, dim=4)
-    >>> match = layer.distance(layer)
-    >>> match.permutation, match.attention
-    (array([0, 1]), array([0., 0.]))
-    """
-
-    permutation: NumpyArray
-    attention: NumpyArray
-    projection: NumpyArray
-    output_bias: float
-
-
-class AttentionLayer:
+class AttentionLayer(LayerWeights):
     """Softmax multi-head attention, F(X) = Σ_i softmax(X Θ_i Xᵀ + 1 (X c_i)ᵀ) X W_i + b.
 
     Rows of X are tokens. Every multi-head layer with query, key, value and output biases has this
@@ -83,27 +52,6 @@ class AttentionLayer:
     >>> layer(np.ones((5, 3, 4))).shape
     (5, 3, 4)
     """
-
-    def __init__(
-        self, attention: Any, projection: Any, key_bias: Any = None, output_bias: Any = None
-    ) -> None:
-        self.attention: Array = backend.as_real(attention, "attention")
-        self.projection: Array = backend.as_real(projection, "projection")
-        self.key_bias: Array | None = _real_or_none(key_bias, "key_bias")
-        self.output_bias: Array | None = _real_or_none(output_bias, "output_bias")
-        shape = tuple(self.attention.shape)
-        if len(shape) != 3 or shape[1] != shape[2] or 0 in shape:
-            raise ValueError(f"attention has shape {shape}, expected (heads, dim, dim)")
-        heads, dim, _ = shape
-        shape = tuple(self.projection.shape)
-        if len(shape) != 3 or shape[:2] != (heads, dim) or 0 in shape:
-            raise ValueError(f"projection has shape {shape}, expected ({heads}, {dim}, out_dim)")
-        expected = {"key_bias": (heads, dim), "output_bias": (shape[2],)}
-        for name, array in self.arrays().items():
-            if name in expected and tuple(array.shape) != expected[name]:
-                raise ValueError(
-                    f"{name} has shape {tuple(array.shape)}, expected {expected[name]}"
-                )
 
     @classmethod
     def random(
@@ -167,41 +115,6 @@ class AttentionLayer:
         key_bias = rng.standard_normal((heads, dim)) * (scale / dim)
         return cls(theta, projection, key_bias, rng.standard_normal(out_dim))
 
-    @property
-    def heads(self) -> int:
-        """The number of heads m."""
-        return int(self.attention.shape[0])
-
-    @property
-    def dim(self) -> int:
-        """The dimension d of a token."""
-        return int(self.attention.shape[1])
-
-    @property
-    def out_dim(self) -> int:
-        """The dimension e of an output row."""
-        return int(self.projection.shape[2])
-
-    def __repr__(self) -> str:
-        bias = self.key_bias is not None or self.output_bias is not None
-        return (
-            f"AttentionLayer(heads={self.heads}, dim={self.dim}, out_dim={self.out_dim}"
-            f"{', with biases' if bias else ''})"
-        )
-
-    def _repr_html_(self) -> str:
-        sizes = [
-            [float(np.linalg.norm(head)) for head in backend.to_numpy(array).astype(float)]
-            for array in (self.attention, self.projection)
-        ]
-        rows = [(str(i), *map(number, both)) for i, both in enumerate(zip(*sizes, strict=True))]
-        biases = [name.replace("_", " ") for name in self.arrays() if name.endswith("bias")]
-        shape = f"{self.heads} heads, tokens of dimension {self.dim}, outputs of {self.out_dim}"
-        facts = {"shape": shape, "biases": ", ".join(biases) or "none"}
-        facts["numbers"] = str(self.attention.dtype)
-        headings = ("head", "norm of Θ", "norm of W")
-        return Summary("AttentionLayer", facts, headings, rows).html()
-
     def __call__(self, X: Any, mask: Any = None, causal: bool = False) -> Array:
         """Compute the outputs of examples.
 
@@ -236,154 +149,70 @@ class AttentionLayer:
         >>> sum(len(block) for block in outputs())
         15
         """
-        for value, name in ((X, "X"), (mask, "mask")):
-            sources.refuse_generator(value, name)
-        if sources.is_streamed(X) or sources.is_streamed(mask):
-            return self._streamed_outputs({"X": X, "mask": mask}, causal)
-        return self._outputs(Chunk(0, (X, mask)), causal)
+        given = {"X": X, "mask": mask}
+        return self._computed(self._outputs, given, causal, lambda k: (k, self.out_dim))
 
-    def _streamed_outputs(self, given: dict[str, Any], causal: bool) -> Any:
-        """Outputs chunk by chunk. Shapes are checked at once, values when a chunk is read."""
-        X, mask = sources.sample(given)
-        backend.check_real(X, "X")
-        checks.token_shape(tuple(getattr(given["X"], "shape", X.shape)))
-        self._check_dim(X)
-        if mask is not None and mask.shape[1:] != X.shape[1:2]:
-            raise ValueError(
-                f"mask has rows of shape {tuple(mask.shape[1:])}, "
-                f"expected {tuple(X.shape[1:2])}: one entry per token of X"
-            )
-        work, row_shape = partial(self._outputs, causal=causal), (int(X.shape[1]), self.out_dim)
-        return sources.mapped(work, given, row_shape, backend.floating(X).dtype)
-
-    def _outputs(self, chunk: Chunk, causal: bool) -> Array:
-        X, mask = chunk.arrays
-        X = checks.token_array(X)
-        self._check_dim(X)
-        mask = checks.key_mask(mask, X, start=chunk.start)
-        layer, xp = self.to(X), backend.namespace(X)
-        theta = dense.pack(layer.attention, layer.key_bias)
-        projection = xp.reshape(layer.projection, (-1, self.out_dim))
-        n, length, _ = X.shape
-        outputs = backend.zeros((n, length, self.out_dim), X)
-        for part in blocks.slices(n, 8 * length * self.heads * (2 * self.dim + 2 * length)):
-            keys = X[part, ...]
-            tokens = Tokens(keys if layer.key_bias is None else dense.with_constant(keys), keys)
-            allowed = allowed_pairs(None if mask is None else mask[part, ...], causal, keys)
-            found = dense.features(dense.attention(tokens, theta, allowed), keys) @ projection
-            if layer.output_bias is not None:
-                found = found + layer.output_bias
-            outputs[part, ...] = xp.reshape(found, (*keys.shape[:2], self.out_dim))
-        return outputs
-
-    def _check_dim(self, X: Array, name: str = "X") -> None:
-        if X.shape[2] != self.dim:
-            raise ValueError(
-                f"{name} has tokens of dimension {X.shape[2]}, expected {self.dim} as the layer has"
-            )
-
-    def to(self, reference: Array) -> AttentionLayer:
-        """The same layer in the namespace, on the device and with the dtype of an array.
+    def attention_weights(self, X: Any, mask: Any = None, causal: bool = False) -> Array:
+        """Compute how much every token attends to every other, head by head.
 
         Parameters
         ----------
-        reference : array
-            A numpy array, torch tensor or another array that follows the array API standard.
-
-        Returns
-        -------
-        AttentionLayer
-            Shares memory with this layer where nothing has to be converted.
-
-        Examples
-        --------
-        >>> layer = AttentionLayer.random(heads=2, dim=4)
-        >>> layer.to(np.ones(1, dtype=np.float32)).attention.dtype
-        dtype('float32')
-        """
-        arrays = self.arrays().items()
-        return AttentionLayer(**{name: backend.like(array, reference) for name, array in arrays})
-
-    def distance(self, other: AttentionLayer, inputs: Any = None, mask: Any = None) -> HeadMatch:
-        """Compare this layer's heads, as estimates, with the heads of another layer.
-
-        Parameters
-        ----------
-        other : AttentionLayer
-            The reference, of the same `dim` and `out_dim`.
-        inputs : array of shape (n, tokens, dim), optional
-            Compare what heads do on the affine span of these tokens. Layers that differ only in
-            directions that the tokens do not have are at distance zero.
+        X : array of shape (n, tokens, dim), Dask array or function
+            As when the layer is called.
         mask : array of shape (n, tokens), optional
-            True for the tokens of `inputs` that count.
+            True for the tokens that may be attended to.
+        causal : bool
+            Whether a token attends only to itself and the tokens before it.
 
         Returns
         -------
-        HeadMatch
-            Relative errors, for the best matching of heads.
+        array of shape (n, heads, tokens, tokens)
+            Entry (i, h, a, b) is the weight of token b in row a of head h: a row sums to 1, or is
+            zero where it may attend to nothing. In the storage of X as outputs are. The array is
+            heads · tokens / out_dim times as large as the outputs.
 
         Raises
         ------
         TypeError, ValueError
-            If `other` is no layer of this shape, or the inputs do not fit.
+            If X or the mask has another shape, or entries that are not real and finite.
 
         Examples
         --------
-        >>> layer = AttentionLayer.random(heads=3, dim=4)
-        >>> same = AttentionLayer(layer.attention[::-1], layer.projection[::-1])
-        >>> same.distance(layer).permutation
-        array([2, 1, 0])
+        >>> layer = AttentionLayer.random(heads=2, dim=4)
+        >>> layer.attention_weights(np.ones((1, 3, 4)), causal=True)[0, 0].round(2)
+        array([[1.  , 0.  , 0.  ],
+               [0.5 , 0.5 , 0.  ],
+               [0.33, 0.33, 0.33]])
         """
-        if not isinstance(other, AttentionLayer):
-            raise TypeError(f"other is a {type(other).__name__}, expected an AttentionLayer")
-        if (self.dim, self.out_dim) != (other.dim, other.out_dim):
-            raise ValueError(
-                f"the other layer maps dimension {other.dim} to {other.out_dim}, "
-                f"expected {self.dim} to {self.out_dim}"
-            )
-        inside = self._span(inputs, mask)
-        mine, theirs = _as_points(self, inside), _as_points(other, inside)
-        errors = [_relative_errors(a, b) for a, b in zip(mine, theirs, strict=True)]
-        # Errors are capped, so that a matching of exact heads outweighs any number of wrong ones.
-        cost = sum(np.minimum(error, 10.0) ** 2 for error in errors)
-        chosen, matched = linear_sum_assignment(cost)
-        permutation = np.full(other.heads, -1)
-        permutation[matched] = chosen
-        attention, projection = np.full((2, other.heads), np.inf)
-        attention[matched], projection[matched] = (error[chosen, matched] for error in errors)
-        bias = _relative_errors(_constant(self, inside), _constant(other, inside))
-        return HeadMatch(permutation, attention, projection, float(bias[0, 0]))
+        given = {"X": X, "mask": mask}
+        return self._computed(self._weights, given, causal, lambda k: (self.heads, k, k))
 
-    def _span(self, inputs: Any, mask: Any) -> Span | None:
-        """The affine span of tokens that this layer can read, if there are any."""
-        if inputs is None:
-            return None
-        X = checks.token_array(inputs, "inputs")
-        self._check_dim(X, "inputs")
-        return span_of(X, checks.key_mask(mask, X))
-
-    def plot(
+    def plot_attention(
         self,
+        X: Any,
+        tokens: Sequence[str] | None = None,
         other: AttentionLayer | None = None,
-        inputs: Any = None,
-        mask: Any = None,
         heads: Iterable[int] | None = None,
+        causal: bool = False,
         axes: Any = None,
     ) -> Grid:
-        """Draw the attention matrix of every head, all on one scale of colours about 0.
+        """Draw the attention weights of one example, an image for every head.
+
+        Rows of an image are tokens that attend, columns those that are attended to.
 
         Parameters
         ----------
+        X : array of shape (tokens, dim) or (1, tokens, dim)
+            The example.
+        tokens : sequence of str, optional
+            Labels of the tokens.
         other : AttentionLayer, optional
             A second layer to compare with, such as a recovered one. Below every head is the one of
-            `other` that `distance` matches with it.
-        inputs : array of shape (n, tokens, dim), optional
-            Show what heads do on the span of these tokens, VᵀΘV with the strongest directions
-            first. Two layers that agree on the tokens then look the same.
-        mask : array of shape (n, tokens), optional
-            True for the tokens of `inputs` that count.
+            `other` that `distance` matches with it on the span of these tokens.
         heads : iterable of int, optional
             The heads to draw, from 0; all if None.
+        causal : bool
+            Whether a token attends only to itself and the tokens before it.
         axes : array of matplotlib axes, optional
             Where to draw: one for each head, and with `other` as many again. Axes of a new figure
             if None.
@@ -403,18 +232,94 @@ class AttentionLayer:
         Examples
         --------
         >>> layer = AttentionLayer.random(heads=3, dim=4)
-        >>> other = AttentionLayer(layer.attention[::-1], layer.projection[::-1])
-        >>> axes = layer.plot(other)
-        >>> axes.shape, axes[1, 0].get_title()
-        ((2, 3), 'head 2')
+        >>> X = np.random.default_rng(0).standard_normal((5, 4))
+        >>> layer.plot_attention(X, tokens="a b c d e".split(), causal=True).shape
+        (1, 3)
         """
-        inside = self._span(inputs, mask)
-        matched = np.arange(self.heads)
+        example = backend.as_array(X, "X")
+        if example.ndim == 2:
+            example = example[None, ...]
+        if example.ndim != 3 or example.shape[0] != 1:
+            raise ValueError(
+                f"X has shape {tuple(example.shape)}, expected one example: (tokens, dim)"
+            )
+        if tokens is not None and len(tokens) != example.shape[1]:
+            raise ValueError(
+                f"tokens has {len(tokens)} labels, expected {example.shape[1]}: one for each of X"
+            )
+        layers, matched = [self], np.arange(self.heads)
         if other is not None:
-            if not isinstance(other, AttentionLayer):
-                raise TypeError(f"other is a {type(other).__name__}, expected an AttentionLayer")
-            matched = other.distance(self, inputs, mask).permutation
-        return layer_plot.draw(self, other, matched, inside, heads, axes)
+            self._check_kind(other)
+            layers, matched = [self, other], other.distance(self, example).permutation
+        found = [layer.attention_weights(example, causal=causal)[0, ...] for layer in layers]
+        images = [backend.to_numpy(weights).astype(float) for weights in found]
+        return layer_plot.draw(images, matched, heads, axes, signed=False, tokens=tokens)
+
+    def _computed(
+        self,
+        work: Callable[..., Array],
+        given: dict[str, Any],
+        causal: bool,
+        row_shape: Callable[[int], tuple[int, ...]],
+    ) -> Any:
+        """`work` of all examples, wherever they are; `row_shape` is that of k tokens.
+
+        Of streamed examples shapes are checked at once, entries when a chunk is read.
+        """
+        for name, value in given.items():
+            sources.refuse_generator(value, name)
+        if not any(map(sources.is_streamed, given.values())):
+            return work(Chunk(0, tuple(given.values())), causal)
+        X, mask = sources.sample(given)
+        backend.check_real(X, "X")
+        checks.token_shape(tuple(getattr(given["X"], "shape", X.shape)))
+        self._check_dim(X)
+        if mask is not None and mask.shape[1:] != X.shape[1:2]:
+            raise ValueError(
+                f"mask has rows of shape {tuple(mask.shape[1:])}, "
+                f"expected {tuple(X.shape[1:2])}: one entry per token of X"
+            )
+        of_chunk, shape = partial(work, causal=causal), row_shape(int(X.shape[1]))
+        return sources.mapped(of_chunk, given, shape, backend.floating(X).dtype)
+
+    def _outputs(self, chunk: Chunk, causal: bool) -> Array:
+        layer, X, mask = self._checked(chunk)
+        xp, (n, length, _) = backend.namespace(X), X.shape
+        projection = xp.reshape(layer.projection, (-1, self.out_dim))
+        outputs = backend.zeros((n, length, self.out_dim), X)
+        for part, keys, attention in layer._attention(X, mask, causal):
+            found = dense.features(attention, keys) @ projection
+            if layer.output_bias is not None:
+                found = found + layer.output_bias
+            outputs[part, ...] = xp.reshape(found, (*keys.shape[:2], self.out_dim))
+        return outputs
+
+    def _weights(self, chunk: Chunk, causal: bool) -> Array:
+        layer, X, mask = self._checked(chunk)
+        xp, (n, length, _) = backend.namespace(X), X.shape
+        weights = backend.zeros((n, self.heads, length, length), X)
+        for part, keys, attention in layer._attention(X, mask, causal):
+            by_row = xp.reshape(attention, (keys.shape[0], length, self.heads, length))
+            weights[part, ...] = xp.permute_dims(by_row, (0, 2, 1, 3))
+        return weights
+
+    def _checked(self, chunk: Chunk) -> tuple[AttentionLayer, Array, Array | None]:
+        """The layer where the examples are, and the examples with their mask."""
+        X, mask = chunk.arrays
+        X = checks.token_array(X)
+        self._check_dim(X)
+        return self.to(X), X, checks.key_mask(mask, X, start=chunk.start)
+
+    def _attention(
+        self, X: Array, mask: Array | None, causal: bool
+    ) -> Iterator[tuple[slice, Array, Array]]:
+        """Slices of the examples, with their keys and the attention (n, k·m, k) of all rows."""
+        theta, length = dense.pack(self.attention, self.key_bias), X.shape[1]
+        for part in blocks.slices(X.shape[0], 8 * length * self.heads * 2 * (self.dim + length)):
+            keys = X[part, ...]
+            tokens = Tokens(keys if self.key_bias is None else dense.with_constant(keys), keys)
+            allowed = allowed_pairs(None if mask is None else mask[part, ...], causal, keys)
+            yield part, keys, dense.attention(tokens, theta, allowed)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the layer to a safetensors file. An interrupted write keeps the old file.
@@ -474,22 +379,6 @@ class AttentionLayer:
             return cls(**named)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(path)} does not hold a valid layer: {error}") from error
-
-    def arrays(self) -> dict[str, Array]:
-        """The layer's arrays by name, without those that are None.
-
-        Returns
-        -------
-        dict of str to array
-            Under the names that the arguments of `AttentionLayer` have.
-
-        Examples
-        --------
-        >>> list(AttentionLayer.random(heads=2, dim=4, bias=True).arrays())
-        ['attention', 'projection', 'key_bias', 'output_bias']
-        """
-        names = ("attention", "projection", "key_bias", "output_bias")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @classmethod
     def from_torch(cls, module: Any) -> AttentionLayer:
@@ -585,41 +474,3 @@ class AttentionLayer:
         torch.Size([5, 3, 4])
         """
         return torch_modules.to_torch(self.arrays())
-
-
-def _real_or_none(value: Any, name: str) -> Array | None:
-    return None if value is None else backend.as_real(value, name)
-
-
-def _as_points(layer: AttentionLayer, inside: Span | None) -> list[NumpyArray]:
-    """Attention (with the key bias) and projection as one row of numbers a head."""
-    heads = layer.heads
-    theta, projection = backend.to_numpy(layer.attention), backend.to_numpy(layer.projection)
-    bias = _flat(layer.key_bias, heads * layer.dim).reshape(heads, 1, -1)
-    if inside is None:
-        points = np.concatenate([theta, bias], axis=1)
-    else:
-        points, projection = inside.attention(theta, bias[:, 0, :]), inside.projection(projection)
-    return [points.reshape(heads, -1), projection.reshape(heads, -1)]
-
-
-def _constant(layer: AttentionLayer, inside: Span | None) -> NumpyArray:
-    """The output bias (1, e), with what it gets from the mean token on the span of inputs."""
-    bias = _flat(layer.output_bias, layer.out_dim)
-    return bias if inside is None else inside.output_bias(backend.to_numpy(layer.projection), bias)
-
-
-def _flat(array: Array | None, size: int) -> NumpyArray:
-    return np.zeros((1, size)) if array is None else backend.to_numpy(array).reshape(1, -1)
-
-
-def _relative_errors(mine: NumpyArray, theirs: NumpyArray) -> NumpyArray:
-    """|mine_i - theirs_j| / |theirs_j| for all pairs, 0/0 taken as 0."""
-    # Largest entries at about 1, so that squares neither overflow nor vanish, by a power of two.
-    largest = max(np.abs(mine).max(initial=0.0), np.abs(theirs).max(initial=0.0))
-    mine, theirs = (np.ldexp(one.astype(float), -np.frexp(largest)[1]) for one in (mine, theirs))
-    gap = np.stack([np.linalg.norm(row - theirs, axis=1) for row in mine])
-    size = np.broadcast_to(np.linalg.norm(theirs, axis=1), gap.shape)
-    relative = np.full(gap.shape, np.inf)
-    np.divide(gap, size, out=relative, where=size > 0)
-    return np.where(gap == 0, 0.0, relative)

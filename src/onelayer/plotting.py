@@ -24,6 +24,7 @@ Grid: TypeAlias = np.ndarray[Any, Any]  # of axes
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DIVERGING = "RdBu"  # colours for numbers on both sides of 0
+SEQUENTIAL = "Blues"  # .. and for numbers above 0
 STYLE: dict[str, Any] = {
     "axes.grid": True,
     "axes.spines.right": False,
@@ -86,9 +87,10 @@ def grid_or_new(axes: Any, rows: int, columns: int, what: str, size: tuple[float
     return given.reshape(rows, columns)
 
 
-def heat_map(axes: Axes, matrix: Any, largest: float) -> AxesImage:
-    """Draw a matrix, with colours from -largest to largest and no ticks."""
-    image = axes.imshow(matrix, cmap=DIVERGING, vmin=-largest, vmax=largest)
+def heat_map(axes: Axes, matrix: Any, largest: float, signed: bool = True) -> AxesImage:
+    """Draw a matrix without ticks, with colours from -largest, or 0 if not signed, to largest."""
+    colours, least = (DIVERGING, -largest) if signed else (SEQUENTIAL, 0.0)
+    image = axes.imshow(matrix, cmap=colours, vmin=least, vmax=largest)
     axes.set(xticks=[], yticks=[])
     axes.grid(visible=False)
     return image
