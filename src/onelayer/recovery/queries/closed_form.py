@@ -34,8 +34,10 @@ Matrix: TypeAlias = np.ndarray[Any, Any]
 _PROBES = 2  # inputs of two tokens at each scale
 _LINEAR, _SATURATED = 1.8, 1.15  # doubled queries move outputs by more, or less, than this factor
 _MOST_SCALES = 40
+_LEAST_SPAN = 1e-6  # smallest singular value of points that span all directions, to the largest
 _ROWS = 2.5  # of the first direction, per number of a hidden unit and head
 _SCORE = 0.7  # standard deviation of moderate scores
+_MOST_SCORE, _GOOD_SCORE, _MOST_TRIES = 3.5, 2.0, 3  # larger ones: keys are asked again, smaller
 _LEAST_MARGIN, _SPARE_MARGIN = 8.0, 4.0
 _MIDDLE = 1.75  # of the scores along the guide, in margins: they go from one up to 2.5
 _RANK_FACTOR = 1e3  # singular values of a projection above so many times the noise count
@@ -110,10 +112,10 @@ class ClosedForm:
 
     def _find_scale(self) -> None:
         """Inputs such that twice the query moves the outputs, but not twice as far."""
-        queries = self.rng.standard_normal((_PROBES, self.dim))
         self._size = 0.0
         low, high = 0.0, np.inf
         for _ in range(_MOST_SCALES):
+            queries = self.rng.standard_normal((_PROBES, self.dim))
             once = self._along(queries * self.scale)
             twice = self._along(2 * queries * self.scale)
             noise = 30 * self.oracle.noise * self._size
@@ -131,6 +133,10 @@ class ClosedForm:
             if high / max(low, 1e-300) < 1.2:
                 return
         raise NotApplicableError("outputs do not depend on attention at any scale of the inputs")
+
+    def _span_size(self) -> float:
+        """The largest singular value of the points."""
+        return float(np.linalg.norm(self.points, 2))
 
     def _along(self, queries: Matrix) -> Matrix:
         """Outputs z of rows u for tokens u and u - w; those of both rows are kept."""
@@ -154,9 +160,10 @@ class ClosedForm:
             self.rank = one_direction.count(self.outputs, self._noise)
             likely = max(self.rank, self.heads or 1)
             missing = int(np.ceil(_ROWS * (likely + self.query_dim))) - len(self.points)
-            if missing <= 0:
+            spanned = np.linalg.matrix_rank(self.points, tol=_LEAST_SPAN * self._span_size())
+            count = max((missing + 1) // 2, self.query_dim - int(spanned))
+            if count <= 0:
                 break
-            count = (missing + 1) // 2
             size = np.where(np.arange(count) % 2, 1.0, 2.0)[:, None] * self.scale
             self._along(self.rng.standard_normal((count, self.dim)) * size)
         rank = self.rank
@@ -193,9 +200,19 @@ class _Head:
         self.keys = np.linalg.qr(form.rng.standard_normal((dim, dim)))[0] * size
         self.size = size
 
+    def _scale_keys(self, factor: float) -> None:
+        self.size *= factor
+        self.keys = self.keys * factor
+
     def solve(self) -> tuple[Matrix, Matrix]:
         """Attention matrix with its key bias (p, d), and projection (d, e)."""
         values, first = self._values()
+        for _ in range(_MOST_TRIES):
+            largest = float(np.abs(first).max())
+            if largest <= _MOST_SCORE:
+                break
+            self._scale_keys(_GOOD_SCORE / largest)
+            values, first = self._values()
         groups = self._groups(values)
         rest = [self._scores(query, values, groups) for query in self.queries[1:]]
         scores = np.stack([first, *rest])
