@@ -12,7 +12,7 @@
           S = (q - 1) / (Σρ_b - 1) for q tokens: one more row gives every E_b, and so W_j.
        b. With W_j known, each further u has all its d scores from one row. p rows give Θ_j.
 
-Rows of q tokens want q independent v_b W_j. With q = 1 the token is there twice: the same formula,
+The last projection is what the others leave of W. Rows of q tokens want q independent v_b W_j. With q = 1 the token is there twice: the same formula,
 for q = 2. So a head of a layer with e >= d takes (d + p) rows of e numbers: as many as it has
 entries, where p is d, or d + 1 with a key bias.
 """
@@ -82,7 +82,12 @@ class ClosedForm:
         else:
             length, guide = self._length(self.scale), self._guide()
         heads = 1 if guide is None else guide.heads
-        found = [_Head(self, guide, length, head).solve() for head in range(heads)]
+        found: list[tuple[Matrix, Matrix]] = []
+        for head in range(heads):
+            # The last projection is what the others leave of the sum.
+            last = head == heads - 1
+            rest = self.total - sum(projection for _, projection in found) if last else None
+            found.append(_Head(self, guide, length, head, rest).solve())
         attention = np.stack([theta[: self.dim] for theta, _ in found])
         projection = np.stack([projection for _, projection in found])
         if not self.bias:
@@ -187,6 +192,7 @@ class _Head:
     guide: Guide | None
     length: float
     head: int
+    projection: Matrix | None  # if it is known
 
     def __post_init__(self) -> None:
         form, dim = self.form, self.form.dim
@@ -261,8 +267,8 @@ class _Head:
     def _values(self) -> tuple[Matrix, Matrix]:
         """Values v_b W_j (d, e) of all keys, and the scores s_b of the first query."""
         first = np.broadcast_to(self.queries[:1], self.keys.shape)
-        if self.guide is None:  # the sum of the projections is that of this head
-            values = self.keys @ self.form.total
+        if self.projection is not None:
+            values = self.keys @ self.projection
             return values, self._scores(self.queries[0], values, self._groups(values))
         single = self._rest(first, self.keys[:, None, :])
         exponentials = np.zeros(len(self.keys))
