@@ -17,6 +17,7 @@ from onelayer.recovery.api import Listener, open_log
 from onelayer.recovery.options import Options
 from onelayer.recovery.queries.closed_form import ClosedForm, NotApplicableError
 from onelayer.recovery.queries.oracle import Matrix, Oracle, QueriesSpentError
+from onelayer.recovery.reasons import Reason
 from onelayer.recovery.result import Recovery
 from onelayer.recovery.run import RecoveryRun
 from onelayer.recovery.strategies.refine import refine
@@ -33,6 +34,8 @@ class QuerySettings:
     # a random start the first number succeeds for most layers.
     check_equations: float = 1.6
     search_equations: float = 4.5
+    fewest_checks: int = 20
+    fewest_searched: int = 100  # enough to tell noise from a wrong model
     growth: float = 1.8  # of the number of random inputs from one round to the next..
     rounds: int = 4  # ..of which there are so many
     restarts: int = 5  # in one round: more inputs help better than more restarts
@@ -168,9 +171,9 @@ class _Queries:
         X = np.empty((0, self.settings.tokens, self.dim))
         Y = np.empty((0, self.settings.tokens, self.oracle.out_dim or 1))
         found = None
-        for round_ in range(self.settings.rounds):
+        for _ in range(self.settings.rounds):
             heads = initial.heads if initial is not None else known or max(1, form.rank)
-            count = self._affordable(self._count(initial, heads, round_), len(X))
+            count = self._affordable(self._count(initial, heads, len(X)), len(X))
             if found is not None and count <= len(X):
                 break
             new = self._random_inputs(count - len(X), form.scale)
@@ -178,11 +181,10 @@ class _Queries:
             if initial is not None and self._error(initial, X, Y) > self.settings.right_error:
                 self._note("closed form", "dropped: it does not explain random inputs")
                 initial = None
-                if round_ == 0:  # too few inputs to search
-                    continue
+                continue
             self._note("random inputs", f"{len(X)} of {X.shape[1]} tokens")
             found = self._refined(initial, X, Y)
-            if found.converged or self.log.spent:
+            if found.converged or self.log.spent or found.reason is Reason.WRONG_MODEL:
                 break
         found = found or self._refined(initial, X, Y)
         return replace(
@@ -196,13 +198,15 @@ class _Queries:
     def _random_inputs(self, count: int, scale: float) -> Matrix:
         return scale * inputs.gaussian(count, self.settings.tokens, self.dim, self.rng)
 
-    def _count(self, initial: AttentionLayer | None, heads: int, round_: int) -> int:
-        """The number of random inputs of a round."""
+    def _count(self, initial: AttentionLayer | None, heads: int, have: int) -> int:
+        """The number of random inputs of a round, if so many were asked before."""
         numbers, out_dim = self.settings, self.oracle.out_dim or 1
-        ratio = numbers.search_equations if initial is None else numbers.check_equations
-        ratio *= numbers.growth**round_
-        numbers_of_heads = unknowns(self.dim, out_dim, heads, self.options.rank, self.options.bias)
-        return max(20, int(np.ceil(ratio * numbers_of_heads / (numbers.tokens * out_dim))))
+        ratio, fewest = numbers.check_equations, numbers.fewest_checks
+        if initial is None:
+            ratio, fewest = numbers.search_equations, numbers.fewest_searched
+        entries = unknowns(self.dim, out_dim, heads, self.options.rank, self.options.bias)
+        enough = ratio * entries / (numbers.tokens * out_dim)
+        return int(np.ceil(max(enough, fewest, numbers.growth * have)))
 
     def _affordable(self, count: int, have: int) -> int:
         """As many inputs as `max_queries` allows, those already asked among them."""

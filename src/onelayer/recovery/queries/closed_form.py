@@ -12,9 +12,9 @@
           S = (q - 1) / (Σρ_b - 1) for q tokens: one more row gives every E_b, and so W_j.
        b. With W_j known, each further u has all its d scores from one row. p rows give Θ_j.
 
-The last projection is what the others leave of W. Rows of q tokens want q independent v_b W_j. With q = 1 the token is there twice: the same formula,
-for q = 2. So a head of a layer with e >= d takes (d + p) rows of e numbers: as many as it has
-entries, where p is d, or d + 1 with a key bias.
+The last projection is what the others leave of W. Rows of q tokens want q independent v_b W_j. With
+q = 1 the token is there twice: the same formula, for q = 2. So a head of a layer with e >= d takes
+(d + p) rows of e numbers: as many as it has entries, where p is d, or d + 1 with a key bias.
 """
 
 from __future__ import annotations
@@ -137,6 +137,7 @@ class ClosedForm:
                 self.scale *= 3.0 if low > 0 else 1 / 3
             if high / max(low, 1e-300) < 1.2:
                 return
+        self.scale = 1.0
         raise NotApplicableError("outputs do not depend on attention at any scale of the inputs")
 
     def _span_size(self) -> float:
