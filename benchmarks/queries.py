@@ -1,12 +1,12 @@
 """How many output entries does it take to find a layer from chosen inputs?
 
-For every size, `query` asks random layers of full rank and scale 2. The columns are the unknowns of the
-layer; the scalar queries that papers need (d² + d for one head with scalar outputs, arXiv 2601.16873;
-4 H d² - 2 H + 1 for H heads, arXiv 2608.03294); the output entries from which the layer was found;
-all entries that came back, those of unused rows and of the check among them; the inputs; the largest
-relative error of a head; and seconds. With `--unchecked` only the closed form is computed, without random
-inputs and refinement. A size is "dim,heads" or "dim,heads,out_dim". Figures are medians over the
-seeds that succeeded, and errors the largest.
+For every size, `query` asks random layers of full rank and scale 2. The columns are the unknowns of
+the layer; the scalar queries that papers need (d² + d for one head with scalar outputs, arXiv
+2601.16873; 4 H d² - 2 H + 1 for H heads, arXiv 2608.03294); the output entries from which the layer
+was found; all entries that came back, those of unused rows and of the check among them; the inputs;
+the largest relative error of a head; and seconds. With `--unchecked` only the closed form is
+computed, without random inputs and refinement. A size is "dim,heads" or "dim,heads,out_dim".
+Figures are medians over the seeds that succeeded, and errors the largest.
 
     python benchmarks/queries.py
     python benchmarks/queries.py --sizes 64,12 --unchecked

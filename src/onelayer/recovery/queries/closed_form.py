@@ -32,7 +32,7 @@ from onelayer.recovery.queries.oracle import Oracle
 Matrix: TypeAlias = np.ndarray[Any, Any]
 
 _PROBES = 2  # inputs of two tokens at each scale
-_LINEAR, _SATURATED = 1.8, 1.15  # doubled queries move outputs by more, or less, than this factor
+_LINEAR, _SATURATED = 1.93, 1.04  # doubled queries move outputs by more, or less, than this factor
 _MOST_SCALES = 40
 _LEAST_SPAN = 1e-6  # smallest singular value of points that span all directions, to the largest
 _ROWS = 2.5  # of the first direction, per number of a hidden unit and head
