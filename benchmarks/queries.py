@@ -68,7 +68,7 @@ def main() -> None:
         out_dim = rest[0] if rest else dim
         outcomes = [measured(dim, heads, out_dim, seed, options) for seed in range(options.seeds)]
         table.add_row(*row(dim, heads, out_dim, outcomes))
-    Console().print(table)
+    Console(width=120).print(table)  # figures are not cut off in narrow terminals
 
 
 def measured(dim: int, heads: int, out_dim: int, seed: int, options: argparse.Namespace) -> Outcome:
