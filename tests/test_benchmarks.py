@@ -106,6 +106,22 @@ def write_encoder(folder):
     return folder / "model.safetensors"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("unchecked", [False, True])
+def test_output_entries_of_chosen_queries_are_counted(unchecked):
+    arguments = ["--seeds", "1", "--sizes", "4,2", "3,1,1", *["--unchecked"] * unchecked]
+    (header, *rows), progress = table("queries.py", *arguments)
+    assert header[:6] == ["d, H, e", "unknowns", "papers", "used", "returned", "inputs"]
+    assert [row[:3] for row in rows] == [["4, 2, 4", "64", "125"], ["3, 1, 1", "12", "12"]]
+    for row in rows:
+        unknowns, _, used, returned, inputs = (int(cell.replace(",", "")) for cell in row[1:6])
+        assert unknowns <= used < returned
+        assert 0 < inputs < returned
+        assert float(row[6]) < (1e-4 if unchecked else 1e-8)
+        assert row[8] == "1/1"
+    assert "4, 2, 4, seed 0: " in progress
+
+
 def test_successes_are_counted_against_equations_per_unknown():
     arguments = ["--seeds", "1", "--sizes", "4,3,1,1", "6,4,2,2", "--ratios", "0.6", "6"]
     (header, *rows), progress = table("samples.py", *arguments, "--restarts", "1")

@@ -24,6 +24,7 @@ NOT_RUN = {
     "docs/howto/add-a-claim.md": 1,
     "docs/howto/cluster.md": 2,
     "docs/howto/gpu.md": 1,
+    "docs/howto/query-a-layer.md": 1,
     "docs/howto/recover-from-text.md": 1,
     "docs/results/scaling.md": 1,
 }

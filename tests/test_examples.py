@@ -13,6 +13,7 @@ TINY = {
     "inputs_as_they_come.py": ["--dim", "6", "--examples", "150"],
     "learning_curves.py": [],
     "own_claim.py": ["--largest", "128", "--seeds", "1", "--workers", "1"],
+    "query_a_layer.py": [],
     "recovered_heads.py": [],
 }
 OWN_TEST_FILE = {"conditions_in_practice.py", "real_transformer.py"}
@@ -66,6 +67,19 @@ def test_heads_of_a_layer_are_recovered_within_their_bars():
     assert [head for head, *_ in errors] == ["0", "1", "2", "3"]
     for _, error, bar in errors:
         assert 0 < float(error) < float(bar) < 1e-9
+
+
+@pytest.mark.slow
+def test_layers_are_found_by_fewer_scalars_than_twice_their_unknowns():
+    printed, stderr = scripts.output(FOLDER / "query_a_layer.py", *TINY["query_a_layer.py"])
+    assert stderr == ""
+    heads, error = re.search(r"^(\d) heads, error (\S+), \d+ inputs$", printed, re.M).groups()
+    assert heads == "4"
+    assert 0 < float(error) < 1e-9
+    used = dict(re.findall(r"^(\d) heads: True, (\d+) output entries$", printed, re.M))
+    assert list(used) == ["1", "2", "4", "6", "8"]
+    for count, entries in list(used.items())[1:]:
+        assert 2 * 64 * int(count) < int(entries) < 4 * 64 * int(count) - 2 * int(count) + 1
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from onelayer.recovery.conditions import conditions, survey_conditions
     from onelayer.recovery.hard import hard_instance
+    from onelayer.recovery.query import query
     from onelayer.recovery.reasons import Reason
     from onelayer.recovery.result import Recovery
     from onelayer.recovery.trace import TraceRow
@@ -61,6 +62,7 @@ __all__ = [
     "inputs",
     "learning_curve",
     "mlp_kernel",
+    "query",
     "recover",
     "survey_conditions",
     "targets",
@@ -87,6 +89,7 @@ _MEMBERS = {
     "recovery.condition_results": "Condition ConditionSurvey ConditionSurveys Conditions",
     "recovery.conditions": "conditions survey_conditions",
     "recovery.hard": "hard_instance",
+    "recovery.query": "query",
     "recovery.reasons": "Reason",
     "recovery.result": "Recovery",
     "recovery.trace": "TraceRow",

@@ -132,14 +132,14 @@ def recover(
         resume=resume,
     )
     rng = np.random.default_rng(seed)
-    with _log(max_steps, max_seconds, progress) as log:
+    with open_log(max_steps, max_seconds, progress) as log:
         examples = validation.examples(X, Y, mask, device, log.progress)
         rank = validation.known_rank(rank, examples.shape[2])
         return _METHODS[method](RecoveryRun(examples, replace(options, rank=rank), log, rng))
 
 
 @contextmanager
-def _log(max_steps: Any, max_seconds: Any, progress: Any) -> Iterator[Log]:
+def open_log(max_steps: Any, max_seconds: Any, progress: Any) -> Iterator[Log]:
     """A log with this budget, and with a live display or a listener if there is one."""
     max_steps = checks.positive_int(max_steps, "max_steps")
     if max_seconds is not None:

@@ -30,7 +30,7 @@ _EXPLAINED = (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Recovery:
-    """The result of `recover`.
+    """The result of `recover` and of `query`.
 
     `print(found)` shows the reason, the errors, the error bars of the heads and advice; a notebook
     shows the same as a table.
@@ -56,6 +56,12 @@ class Recovery:
         Error bars of the heads, and the error on held-out examples.
     seconds : float
         Duration of the recovery.
+    queries : int or None
+        Number of inputs that `query` asked for; None in results of `recover`.
+    scalars : int or None
+        Number of output entries from which `query` found the layer, before it was checked.
+    scalars_returned : int or None
+        Number of all output entries that `query` was given, with those of the check.
 
     Examples
     --------
@@ -79,6 +85,9 @@ class Recovery:
     trace: list[TraceRow]
     certificate: Certificate
     seconds: float
+    queries: int | None = None
+    scalars: int | None = None
+    scalars_returned: int | None = None
 
     def __repr__(self) -> str:
         return self._summary().text()
@@ -95,6 +104,11 @@ class Recovery:
             f"{number(proof.error)} on {proof.examples} that were held out",
             "inputs": f"vary along {proof.input_rank} of {self.layer.dim} directions",
         }
+        if self.queries is not None:
+            facts["queries"] = (
+                f"{self.queries} inputs; the layer from {self.scalars} of "
+                f"{self.scalars_returned} output entries"
+            )
         if self.advice or self.reason.remedy:
             facts["what to try"] = self.advice or self.reason.remedy
         title = f"Recovery: {ended} in {self.seconds:.1f} s, {len(self.trace)} steps"

@@ -6,6 +6,7 @@ import numpy as np
 
 from onelayer.array import threads
 from onelayer.array.backend import Array
+from onelayer.layer import AttentionLayer
 from onelayer.recovery import holdout, verdict
 from onelayer.recovery.diagnosis import noise
 from onelayer.recovery.diagnosis.second_opinion import SecondOpinion
@@ -19,10 +20,10 @@ from onelayer.recovery.strategies.head_count import HeadCount, for_heads
 from onelayer.recovery.strategies.search import Search
 
 
-def refine(run: RecoveryRun) -> Recovery:
-    """Gauss-Newton steps, from random starts, from descent or from a checkpoint."""
+def refine(run: RecoveryRun, initial: AttentionLayer | None = None) -> Recovery:
+    """Gauss-Newton steps, from random starts, from descent, from a layer or from a checkpoint."""
     options, examples, path = run.options, run.examples, run.options.checkpoint
-    resumed = None
+    resumed = initial
     if path is not None and options.resume:
         resumed = checkpoint.load(path, options.known_heads, examples.shape[2:], options.bias)
     run.log.stage = "whitening"

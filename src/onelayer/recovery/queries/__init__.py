@@ -1,0 +1,1 @@
+"""Chosen queries: an oracle, and a layer found in closed form from inputs of our choice."""
