@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     )
     from onelayer.features.kernels.functions import attention_kernel, mlp_kernel
     from onelayer.features.learning_curves import LearningCurve, learning_curve
+    from onelayer.io.capture import capture
     from onelayer.layer import AttentionLayer, HeadMatch
     from onelayer.recovery.api import recover
     from onelayer.recovery.certificate import Certificate
@@ -52,6 +53,7 @@ __all__ = [
     "Recovery",
     "TraceRow",
     "attention_kernel",
+    "capture",
     "conditions",
     "files",
     "hard_instance",
@@ -76,6 +78,7 @@ _MEMBERS = {
     "RandomFeatureAttentionClassifier RandomFeatureMLP",
     "features.kernels.functions": "attention_kernel mlp_kernel",
     "features.learning_curves": "LearningCurve learning_curve",
+    "io.capture": "capture",
     "layer": "AttentionLayer HeadMatch",
     "recovery.api": "recover",
     "recovery.certificate": "Certificate",
