@@ -42,6 +42,13 @@ def joined_by_loops(parts):
     return X, Y, mask
 
 
+def written(folder, parts):
+    with pieces.InFolder(folder) as files:
+        for part in parts:
+            files.append(*part)
+        return files.joined()
+
+
 def assert_joined(found, parts):
     X, Y, mask = joined_by_loops(parts)
     for got, expected in zip(found[:2], (X, Y), strict=True):
@@ -67,10 +74,7 @@ def test_pieces_are_joined_in_files(tmp_path, parts, exists):
     folder = tmp_path / "examples"
     if exists:
         folder.mkdir()
-    with pieces.InFolder(folder) as files:
-        for part in parts:
-            files.append(*part)
-        found = files.joined()
+    found = written(folder, parts)
     assert_joined(found, parts)
     assert isinstance(found[0], np.memmap)
     names = ["X.npy", "Y.npy"] + ["mask.npy"] * (found[2] is not None)
@@ -101,30 +105,26 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch, step, error)
         raise error
 
     monkeypatch.setattr(os, step, fail)
-    with pytest.raises(type(error)), pieces.InFolder(tmp_path / "examples") as files:
-        for part in KINDS["longer"]:
-            files.append(*part)
-        files.joined()
+    with pytest.raises(type(error)):
+        written(tmp_path / "examples", KINDS["longer"])
     assert os.listdir(tmp_path) == []
 
 
 def test_an_interruption_between_pieces_leaves_nothing(tmp_path):
-    with pytest.raises(KeyboardInterrupt), pieces.InFolder(tmp_path / "examples") as files:
-        files.append(*piece(2, 3))
+    def parts():
+        yield piece(2, 3)
         raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        written(tmp_path / "examples", parts())
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_an_error_of_the_system(tmp_path):
-    with (
-        pytest.raises(OSError, match="No space left on device"),
-        pieces.InFolder(tmp_path / "examples") as files,
-    ):
-        files.append(*piece(2, 3))
-        files.files["X"].close()
-        files.files["X"].file = open("/dev/full", "wb")  # noqa: SIM115
-        files.append(*piece(20_000, 3))
+def test_a_full_disk_is_an_error_of_the_system(tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, "open", lambda *_: open("/dev/full", "w+b"), raising=False)
+    with pytest.raises(OSError, match="No space left on device"):
+        written(tmp_path / "examples", [piece(20_000, 3)])
     assert os.listdir(tmp_path) == []
 
 
@@ -142,9 +142,7 @@ def test_places_at_which_no_folder_can_appear_are_refused(tmp_path):
 def test_large_files_are_read_in_chunks_afterwards(tmp_path, monkeypatch):
     from onelayer.data import sources
 
-    with pieces.InFolder(tmp_path / "examples") as files:
-        files.append(*piece(50, 3))
-        X, Y, _ = files.joined()
+    X, Y, _ = written(tmp_path / "examples", [piece(50, 3)])
     assert not sources.is_streamed(X)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 100)
     assert sources.is_streamed(X)

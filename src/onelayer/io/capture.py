@@ -260,7 +260,7 @@ class _WholeModule(_Recorder):
         yield from super().hooks()
         yield self.module.register_forward_hook(self.on_output)
 
-    def on_output(self, module: Any, args: Any, outputs: Any) -> None:
+    def on_output(self, _module: Any, _args: Any, outputs: Any) -> None:
         outputs = outputs[0] if isinstance(outputs, tuple) else outputs
         self.outputs = _numpy(self.batch_first(outputs))
 
@@ -307,10 +307,10 @@ class _Projected(_Recorder):
         if self.key is not None:
             yield self.key.register_forward_pre_hook(self.on_keys)
 
-    def on_keys(self, module: Any, args: tuple[Any, ...]) -> None:
+    def on_keys(self, _module: Any, args: tuple[Any, ...]) -> None:
         self.refuse_other_keys(self.first, args[0], "keys")
 
-    def on_output(self, module: Any, args: Any, outputs: Tensor) -> None:
+    def on_output(self, _module: Any, _args: Any, outputs: Tensor) -> None:
         self.outputs, self.first = _numpy(outputs), None
 
     def inputs(self, arguments: dict[str, Any], first: Tensor) -> tuple[Tensor, Tensor]:

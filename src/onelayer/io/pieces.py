@@ -40,7 +40,8 @@ class InMemory:
 
     def joined(self) -> Examples:
         longest = max(X.shape[1] for X, _, _ in self.parts)
-        padded = ([_padded(one, longest) for one in arrays] for arrays in zip(*self.parts))
+        arrays = zip(*self.parts, strict=True)
+        padded = ([_padded(one, longest) for one in array] for array in arrays)
         X, Y, mask = (np.concatenate(arrays) for arrays in padded)
         return X, Y, None if mask.all() else mask
 
