@@ -122,7 +122,10 @@ def test_an_interruption_between_pieces_leaves_nothing(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_of_the_system(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "open", lambda *_: open("/dev/full", "w+b"), raising=False)
+    def opened(*_):
+        return open("/dev/full", "w+b")
+
+    monkeypatch.setattr(pieces, "open", opened, raising=False)
     with pytest.raises(OSError, match="No space left on device"):
         written(tmp_path / "examples", [piece(20_000, 3)])
     assert os.listdir(tmp_path) == []

@@ -14,6 +14,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from onelayer import spelling
 from onelayer.array import backend, checks
 from onelayer.array.backend import NumpyArray
@@ -325,7 +327,7 @@ class _Projected(_Recorder):
         """Tokens that are there, by a mask (n, tokens), or one over pairs of tokens."""
         shape = tuple(getattr(mask, "shape", ()))
         if shape == (n, tokens):
-            return _numpy(mask) != 0
+            return np.not_equal(_numpy(mask), 0)
         if len(shape) != 4 or shape[2:] != (tokens, tokens):
             raise ValueError(
                 f"{self.name!r} was called with an attention_mask of type {type(mask).__name__} "
@@ -341,13 +343,13 @@ class _Projected(_Recorder):
         opened = allowed.all(2) & ~allowed.all((1, 2))[:, None]
         opened[:, -1] = False
         found = allowed.diagonal(axis1=1, axis2=2) & ~opened
-        return found.repeat(n, 0) if len(found) != n else found
+        return np.broadcast_to(found, (n, tokens))
 
 
 def _recorder(model: Any, name: str) -> _Recorder:
     """The recorder for the module of this name, if it is an attention module."""
     modules = dict(model.named_modules())
-    if not isinstance(name, str) or name not in modules:
+    if name not in modules:
         hint = spelling.did_you_mean(name, modules)
         raise ValueError(
             f"name is {name!r}, expected the name of a module of the model{_such_as(modules)}{hint}"
@@ -422,4 +424,4 @@ def _numpy(tensor: Tensor) -> NumpyArray:
     tensor = tensor.detach()
     if tensor.is_floating_point() and tensor.itemsize < 4:
         tensor = tensor.float()
-    return tensor.cpu().numpy().copy()
+    return np.array(tensor.cpu().numpy())
