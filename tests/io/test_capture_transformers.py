@@ -64,8 +64,9 @@ def model_of(family, attention="sdpa"):
     config._attn_implementation = attention
     model = getattr(transformers, f"{family}Model")(config).double().train()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3)
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 or name.endswith("bias"):  # not those of normalisations
+                parameter.normal_(std=0.3)
     return model
 
 
@@ -190,7 +191,7 @@ def test_masks_that_are_no_tensors_are_refused():
     model = model_of("Bert")
     attention = model.get_submodule("encoder.layer.1.attention")
     attention.register_forward_pre_hook(
-        lambda _, args, kwargs: (args, kwargs | {"attention_mask": "later"}), with_kwargs=True
+        lambda _, args, kwargs: ((*args[:1], "later", *args[2:]), kwargs), with_kwargs=True
     )
     message = (
         r"was called with an attention_mask of type str and shape \(\), expected a tensor "

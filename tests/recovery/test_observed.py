@@ -170,6 +170,7 @@ def test_the_number_of_heads_is_found_from_first_tokens():
     assert found.layer.heads == layer.heads == 2
 
 
+@pytest.mark.slow
 def test_noise_is_recognised_and_error_bars_hold():
     layer, X, Y = problem(FIRST, n=3000)
     Y = Y + 0.01 * np.random.default_rng(0).standard_normal(Y.shape)
