@@ -101,6 +101,8 @@ def examples(
     X, Y, mask, by_example = source.samples
     if pattern is not None or by_example is not None:
         mask = roles.sample(X)
+    elif mask is not None:
+        mask = backend.as_boolean(mask, "mask")
     samples = (X, Y, mask)
     found = ValidatedExamples.of(replace(source, chunks=checked, samples=samples), progress)
     largest, _ = found.largest
