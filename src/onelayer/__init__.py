@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     )
     from onelayer.features.kernels.functions import attention_kernel, mlp_kernel
     from onelayer.features.learning_curves import LearningCurve, learning_curve
+    from onelayer.io.capture import capture
     from onelayer.layer import AttentionLayer
     from onelayer.recovery.api import recover
     from onelayer.recovery.certificate import Certificate
@@ -56,6 +57,7 @@ __all__ = [
     "Recovery",
     "TraceRow",
     "attention_kernel",
+    "capture",
     "conditions",
     "files",
     "hard_instance",
@@ -83,6 +85,7 @@ _MEMBERS = {
     "RandomFeatureAttentionClassifier RandomFeatureMLP",
     "features.kernels.functions": "attention_kernel mlp_kernel",
     "features.learning_curves": "LearningCurve learning_curve",
+    "io.capture": "capture",
     "layer": "AttentionLayer",
     "recovery.api": "recover",
     "recovery.certificate": "Certificate",

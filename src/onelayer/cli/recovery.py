@@ -25,8 +25,8 @@ from onelayer.recovery.api import recover
 from onelayer.recovery.result import Recovery
 
 _FILE = (
-    "A .npz or .safetensors file with arrays X, Y and perhaps mask; or a folder with X.npy and "
-    "Y.npy, a .zarr group, an .h5 or .hdf5 file, which are read block by block."
+    "A .npz or .safetensors file with arrays X, Y and perhaps mask and observed; or a folder with "
+    "X.npy and Y.npy, a .zarr group, an .h5 or .hdf5 file, which are read block by block."
 )
 _METHOD = "refine (Gauss-Newton), sculpt (the six phases), or auto."
 _CLUSTER = (
@@ -132,8 +132,9 @@ def _recover(file: Path, cluster: str | None, options: dict[str, Any]) -> Recove
     try:
         with connected, display.live(err) as listener:
             arrays = _read(file, on_cluster=cluster is not None)
-            mask = arrays.get("mask")
-            return recover(arrays["X"], arrays["Y"], mask=mask, progress=listener, **options)
+            mask, observed = arrays.get("mask"), arrays.get("observed")
+            examples = {"X": arrays["X"], "Y": arrays["Y"], "mask": mask, "observed": observed}
+            return recover(**examples, progress=listener, **options)
     except KeyboardInterrupt:
         checkpoint = options["checkpoint"]
         kept = checkpoint is not None and checkpoint.exists()

@@ -16,7 +16,7 @@ def from_torch(module: Any) -> dict[str, Array]:
     own = getattr(module, "onelayer_arrays", None)
     if own is not None:
         return {name: _weight(array, name) for name, array in own().items()}
-    _check_module(module)
+    check_multihead(module)
     if module.in_proj_weight is not None:
         weights = np.split(_weight(module.in_proj_weight, "in_proj_weight"), 3)
     else:
@@ -31,7 +31,8 @@ def from_torch(module: Any) -> dict[str, Array]:
     return layer_arrays(module.num_heads, weights, (query_bias, value_bias, out_bias))
 
 
-def _check_module(module: Any) -> None:
+def check_multihead(module: Any) -> None:
+    """Refuse what is not attention of tokens to themselves and to nothing else."""
     needed = ("num_heads", "embed_dim", "kdim", "vdim", "out_proj", "in_proj_weight", "bias_k")
     if not all(hasattr(module, name) for name in needed):
         raise TypeError(

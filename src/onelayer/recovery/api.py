@@ -38,6 +38,7 @@ def recover(
     bias: bool = False,
     causal: bool = False,
     mask: Any = None,
+    observed: Any = None,
     tol: float = 1e-12,
     head_tol: float = 0.1,
     seed: Seed = 0,
@@ -56,7 +57,8 @@ def recover(
     ----------
     X, Y : array (n, tokens, dim) and (n, tokens, out_dim)
         Inputs and outputs of the layer: arrays, memory-mapped files, Dask arrays, or functions
-        that return an iterator over blocks.
+        that return an iterator over blocks. Or lists of arrays (tokens, dim) and (tokens, out_dim)
+        of different lengths, which are padded.
     heads : int or "auto"
         Number of heads; "auto" finds the smallest number that explains the examples.
     method : {"auto", "refine", "sculpt"}
@@ -72,6 +74,10 @@ def recover(
         themselves and to earlier ones.
     mask : array (n, tokens), optional
         True for tokens, False for padding; outputs of padding are ignored.
+    observed : "first", "last", array (n, tokens) or (tokens,), optional
+        True where the output of a token is known, by default everywhere. The others may be
+        anything, NaN too; their tokens are still attended to. "first" and "last" are the first and
+        the last token that is no padding. Not with "sculpt".
     tol : float
         Relative error at which the search ends. It also ends at the rounding of the outputs, or at
         the noise floor.
@@ -133,7 +139,7 @@ def recover(
     )
     rng = np.random.default_rng(seed)
     with open_log(max_steps, max_seconds, progress) as log:
-        examples = validation.examples(X, Y, mask, device, log.progress)
+        examples = validation.examples(X, Y, mask, device, log.progress, observed)
         rank = validation.known_rank(rank, examples.shape[2])
         return _METHODS[method](RecoveryRun(examples, replace(options, rank=rank), log, rng))
 

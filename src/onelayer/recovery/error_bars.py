@@ -128,8 +128,8 @@ def _of_low_rank(
     None if they have not. Then nothing needs the features of projections of any rank, which are
     most of the cost for large layers (see `factored/sensitivity.py`).
     """
-    tokens, dim = fitted.tokens, fitted.dim
-    pairs = tokens * max(tokens - 1, 1) / (2 if fitted.causal else 1)
+    dim = fitted.dim
+    _, pairs = _rows_and_pairs(fitted)
     unknowns = fit.heads * (rank * (3 * dim + fitted.out_dim - 2 * rank) + dim) + fitted.out_dim
     wanted = max(
         _LOW_RANK_ENOUGH * unknowns * fitted.examples / fitted.equations,
@@ -220,22 +220,28 @@ def _copies(fitted: WhitenedExamples) -> float:
     return len(rows) / max(len(set(rows)), 1)
 
 
+def _rows_and_pairs(fitted: WhitenedExamples) -> tuple[float, float]:
+    """Observed rows in an example on average, and differences of scores of one head in them."""
+    rows = fitted.equations / (fitted.examples * fitted.out_dim)
+    return rows, rows * max(fitted.tokens - 1, 1) / (2 if fitted.causal else 1)
+
+
 def _thinned(
     fit: Fit, fitted: WhitenedExamples, rank: int | None, copies: float, enough: _Enough
 ) -> Fit:
     """The same heads on no more examples than it takes to judge how well they are determined.
 
-    However many outputs there are, an example shows no more of a head than k (k - 1) differences of
-    scores, and k rows of features.
+    However many outputs there are, an example with q observed outputs shows no more of a head than
+    q (k - 1) differences of scores, and q rows of features.
     """
-    tokens, dim = fitted.tokens, fitted.dim
+    dim = fitted.dim
     numbers = fitted.query_dim * dim if rank is None else rank * (2 * dim - rank) + dim
-    pairs = tokens * max(tokens - 1, 1) / (2 if fitted.causal else 1)
+    rows, pairs = _rows_and_pairs(fitted)
     equations, scores, examples = enough
     wanted = max(
         equations * fitted.unknowns(fit.heads, rank) * fitted.examples / fitted.equations,
         scores * numbers / pairs,
-        scores * fit.heads * dim / tokens,
+        scores * fit.heads * dim / rows,
         examples,
     )
     if copies * wanted > 0.8 * fit.batches.examples:

@@ -21,7 +21,7 @@ from onelayer.data.progress import Progress, no_progress
 from onelayer.data.sources import Source
 from onelayer.data.storage import Positions
 from onelayer.heads.softmax import allowed_pairs
-from onelayer.recovery import whitening
+from onelayer.recovery import roles, whitening
 from onelayer.recovery.gauss_newton.batches import Batches, Block, numbers_per_row
 from onelayer.recovery.validation import ValidatedExamples, counted, without_padding
 from onelayer.recovery.whitening import Whitening
@@ -30,7 +30,7 @@ from onelayer.span import span
 _ROUNDED = 100  # examples by which it is decided how tokens were rounded
 _NONE = np.arange(0)
 
-Arrays: TypeAlias = tuple[Array, Array, Array | None]  # X, Y and the mask
+Arrays: TypeAlias = tuple[Array, Array, Array | None]  # X, Y and the roles of tokens
 Scales: TypeAlias = tuple[float, float]  # of X and Y
 Both: TypeAlias = tuple[Moments, Moments]
 
@@ -74,7 +74,7 @@ class WhitenedExamples(Whitening):
 
     @property
     def arrays(self) -> Arrays:
-        """X (n, k, d), Y (n, k, e) and the mask of whitened examples in memory."""
+        """X (n, k, d), Y (n, k, e) and the roles (n, k) of whitened examples in memory."""
         (chunk,) = self.source.chunks.collect()
         X, Y, mask = chunk.arrays
         return X, Y, mask
@@ -178,12 +178,13 @@ def block(transform: Whitening, keys: Array, Y: Array, mask: Array | None) -> Bl
     """Whitened examples as one block."""
     xp, queries = backend.namespace(keys), transform.queries(keys)
     outputs = xp.reshape(Y, (-1, transform.out_dim))
-    allowed = allowed_pairs(mask, transform.causal, keys)
-    if mask is None:
+    allowed = allowed_pairs(roles.there(mask), transform.causal, keys)
+    observed = roles.observed(mask)
+    if observed is None:
         return Block(queries, keys, outputs, allowed, None, transform.offset)
-    present = xp.astype(xp.reshape(mask, (-1, 1)), keys.dtype)
-    allowed = allowed & mask[:, :, None]
-    return Block(queries, keys, outputs * present, allowed, present, transform.offset)
+    counted = xp.astype(xp.reshape(observed, (-1, 1)), keys.dtype)
+    allowed = allowed & observed[:, :, None]
+    return Block(queries, keys, outputs * counted, allowed, counted, transform.offset)
 
 
 def whiten(
@@ -258,7 +259,8 @@ def _moments(arrays: Arrays, scales: Scales) -> Both:
     """Moments of tokens, and of outputs column by column, over their scales."""
     X, Y, mask = arrays
     X, Y = without_padding(backend.double(X), backend.double(Y), mask)
-    return moments(X / scales[0], mask), moments(Y / scales[1], mask, by_column=True)
+    inputs = moments(X / scales[0], roles.there(mask))
+    return inputs, moments(Y / scales[1], roles.observed(mask), by_column=True)
 
 
 def bytes_in_block(tokens: int, dim: int, out_dim: int) -> int:

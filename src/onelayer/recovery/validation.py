@@ -13,6 +13,7 @@ from onelayer.data.chunks import Chunk
 from onelayer.data.progress import Progress, no_progress
 from onelayer.data.sources import Source
 from onelayer.data.storage import Positions
+from onelayer.recovery import ragged, roles
 
 _LARGEST_TOL = 1e-3
 _LARGEST_ENTRY = 1e100  # of X, or one over it: beyond, scores are not representable
@@ -23,11 +24,11 @@ METHODS = ("auto", "refine", "sculpt")
 
 @dataclass(frozen=True, eq=False)
 class ValidatedExamples:
-    """Checked examples: a source of chunks (X, Y, mask), and what a pass over them showed."""
+    """Checked examples: a source of chunks (X, Y, roles), and what a pass over them showed."""
 
     source: Source
     largest: tuple[float, float]  # absolute entries of X and of Y
-    rows: int  # that are no padding
+    rows: int  # whose outputs are observed
 
     @classmethod
     def of(cls, source: Source, progress: Progress = no_progress) -> ValidatedExamples:
@@ -47,7 +48,12 @@ class ValidatedExamples:
 
     @property
     def masked(self) -> bool:
+        """Whether tokens may be padding, or outputs not observed."""
         return self.source.samples[2] is not None
+
+    @property
+    def partly_observed(self) -> bool:
+        return roles.partly(self.source.samples[2])
 
     def take(self, positions: Positions) -> ValidatedExamples:
         """The examples at some positions, in memory."""
@@ -59,9 +65,19 @@ class ValidatedExamples:
 
 
 def examples(
-    X: Any, Y: Any, mask: Any, device: str | None = None, progress: Progress = no_progress
+    X: Any,
+    Y: Any,
+    mask: Any,
+    device: str | None = None,
+    progress: Progress = no_progress,
+    observed: Any = None,
 ) -> ValidatedExamples:
-    """X, Y and the mask, checked in one pass, wherever they live; integers stay integers."""
+    """X, Y and the roles of tokens, checked in one pass, wherever they live.
+
+    Integers stay integers. Outputs that are not observed become zeros.
+    """
+    if ragged.is_ragged(X):
+        X, Y, mask, observed = ragged.padded(X, Y, mask, observed)
     given, streamed = {"X": X, "Y": Y}, sources.is_streamed(X) or sources.is_streamed(Y)
     for name, value in given.items():
         if value is None:
@@ -72,15 +88,23 @@ def examples(
             given[name] = backend.as_array(value, name)
             backend.check_real(given[name], name)
             checks.token_shape(tuple(given[name].shape), name)
-    source = sources.source({**given, "mask": mask})
+    pattern, by_example = roles.given(observed)
+    source = sources.source({**given, "mask": mask, "observed": by_example})
     _check_samples(source)
+    roles.check_pattern(pattern, int(source.samples[0].shape[1]))
     if source.chunks.remote and device not in (None, "cpu"):
         raise ValueError(
             f"device={device!r} was asked for, but the examples are on a Dask cluster, "
             "expected device=None: its workers compute where they are"
         )
-    checked = source.chunks.map(_checked, source.lengths, source.samples[:2])
-    found = ValidatedExamples.of(replace(source, chunks=checked), progress)
+    checked = source.chunks.map(_checked, source.lengths, source.samples[:2], pattern)
+    X, Y, mask, by_example = source.samples
+    if pattern is not None or by_example is not None:
+        mask = roles.sample(X)
+    elif mask is not None:
+        mask = backend.as_boolean(mask, "mask")
+    samples = (X, Y, mask)
+    found = ValidatedExamples.of(replace(source, chunks=checked, samples=samples), progress)
     largest, _ = found.largest
     if not (largest == 0 or 1 / _LARGEST_ENTRY < largest < _LARGEST_ENTRY):
         raise ValueError(
@@ -105,7 +129,7 @@ def _refuse_outputs_of_torch(value: Any, name: str) -> None:
 
 def _check_samples(source: Source) -> None:
     """Refuse examples by the shape and dtype of one of them."""
-    n, (X, Y, mask) = len(source), source.samples
+    n, (X, Y, mask, observed) = len(source), source.samples
     for sample, name in ((X, "X"), (Y, "Y")):
         backend.check_real(sample, name)
         checks.token_shape((n, *sample.shape[1:]), name)
@@ -122,6 +146,11 @@ def _check_samples(source: Source) -> None:
         raise ValueError(
             f"mask has shape {(n, *mask.shape[1:])}, expected {(n, int(X.shape[1]))}: "
             "one entry per token of X"
+        )
+    if observed is not None and observed.shape[1:] != X.shape[1:2]:
+        raise ValueError(
+            f"observed has shape {(n, *observed.shape[1:])}, expected {(n, int(X.shape[1]))}, "
+            f"({int(X.shape[1])},), 'first' or 'last': one entry per token of X"
         )
 
 
@@ -143,9 +172,11 @@ class _EntryStatistics:
         )
 
 
-def _checked(chunk: Chunk, length: int, samples: tuple[Array, Array]) -> Chunk:
-    """A chunk with X, Y and its mask in the kind of the first X, refused if they cannot be."""
-    X, Y, mask = chunk.arrays
+def _checked(
+    chunk: Chunk, length: int, samples: tuple[Array, Array], pattern: roles.Pattern
+) -> Chunk:
+    """A chunk with X, Y and roles in the kind of the first X, refused if they cannot be."""
+    X, Y, mask, by_example = chunk.arrays
     for array, sample, name in zip((X, Y), samples, ("X", "Y"), strict=True):
         backend.check_real(array, name)
         expected = (length, *sample.shape[1:])
@@ -155,34 +186,42 @@ def _checked(chunk: Chunk, length: int, samples: tuple[Array, Array]) -> Chunk:
                 f"expected {expected}"
             )
     X, Y = backend.as_device(X, samples[0]), backend.as_device(Y, samples[0])
-    return Chunk(chunk.start, (X, Y, checks.key_mask(mask, X, start=chunk.start)))
+    mask = checks.key_mask(mask, X, start=chunk.start)
+    found = roles.of(mask, by_example, pattern, X, chunk.start)
+    if roles.partly(found):
+        _, Y = without_padding(X, Y, found)  # an unknown output may be anything, NaN too
+    return Chunk(chunk.start, (X, Y, found))
 
 
 def _summary(chunk: Chunk) -> _EntryStatistics:
-    X, Y, mask = chunk.arrays
+    X, Y, kinds = chunk.arrays
     float32 = backend.namespace(X).float32
     single = bool(X.dtype == float32), bool(Y.dtype == float32)
     bad = backend.count_infinite(X), backend.count_infinite(Y)
     if any(bad):
         return _EntryStatistics(bad, (0.0, 0.0), single, 0)
-    X, Y = without_padding(X, Y, mask)
-    return _EntryStatistics(bad, (backend.largest(X), backend.largest(Y)), single, counted(X, mask))
+    X, Y = without_padding(X, Y, kinds)
+    largest = backend.largest(X), backend.largest(Y)
+    return _EntryStatistics(bad, largest, single, counted(X, kinds))
 
 
-def without_padding(X: Array, Y: Array, mask: Array | None) -> tuple[Array, Array]:
-    """X and Y with zeros in place of padding, whose entries may be anything."""
-    if mask is None:
+def without_padding(X: Array, Y: Array, kinds: Array | None) -> tuple[Array, Array]:
+    """X and Y with zeros in place of padding and of outputs that are not observed, by roles."""
+    there, observed = roles.there(kinds), roles.observed(kinds)
+    if there is None or observed is None:
         return X, Y
-    xp, there = backend.namespace(X), mask[:, :, None]
-    return xp.where(there, X, xp.zeros_like(X)), xp.where(there, Y, xp.zeros_like(Y))
+    xp = backend.namespace(X)
+    X = xp.where(there[:, :, None], X, xp.zeros_like(X))
+    return X, xp.where(observed[:, :, None], Y, xp.zeros_like(Y))
 
 
-def counted(X: Array, mask: Array | None) -> int:
-    """The number of rows that are no padding."""
-    if mask is None:
+def counted(X: Array, kinds: Array | None) -> int:
+    """The number of rows whose outputs are observed, by roles."""
+    observed = roles.observed(kinds)
+    if observed is None:
         return int(X.shape[0] * X.shape[1])
-    xp = backend.namespace(mask)
-    return int(xp.sum(xp.astype(mask, xp.int64)))
+    xp = backend.namespace(observed)
+    return int(xp.sum(xp.astype(observed, xp.int64)))
 
 
 def number_of_heads(heads: Any) -> int | Literal["auto"]:
@@ -222,6 +261,11 @@ def why_not_sculpt(
 ) -> str | None:
     """What is in the way of method='sculpt', None if nothing is."""
     n, _, dim, _ = given.shape
+    if given.partly_observed:
+        return (
+            "method='sculpt' was asked for with observed, expected outputs of all tokens: "
+            "method='refine' finds layers from some of them"
+        )
     for name, value in (("mask", given.masked), ("bias", bias), ("causal", causal)):
         if value:
             return (

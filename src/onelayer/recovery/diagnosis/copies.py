@@ -22,8 +22,8 @@ def split(examples: Chunk, held_out: int, rng: np.random.Generator) -> tuple[Pos
     Examples with the same inputs are on the same side; of those with the same outputs as well only
     the first is taken. If all inputs are the same there is nothing else to hold out.
     """
-    X, Y, *mask = (backend.to_numpy(one) for one in examples.arrays if one is not None)
-    inputs = first_equal(X, *mask)
+    X, Y, *kinds = (backend.to_numpy(one) for one in examples.arrays if one is not None)
+    inputs = first_equal(X, *kinds)
     kept = distinct(inputs, Y)
     held_out = max(1, held_out * len(kept) // len(inputs))
     inputs = np.unique(inputs[kept], return_inverse=True)[1]

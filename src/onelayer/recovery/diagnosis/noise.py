@@ -165,7 +165,7 @@ def _predictions(
 def _rows(
     features: Features, sample: ResidualSample, scale: Values | None
 ) -> tuple[Values, Values]:
-    """Features of all rows (n·k, f), zero in the padding, over their root mean squares."""
+    """Features of all rows (n·k, f), zero where they do not count, over their root mean squares."""
     rows = _flat(features(sample) * sample.counted[:, :, None])
     if scale is None:
         scale = np.sqrt(np.mean(rows**2, axis=0))
@@ -251,6 +251,7 @@ def _part(fit: Fit, block: Block) -> ResidualSample:
     return ResidualSample(
         tokens=_numbers(block.keys),
         counted=_counted(block),
+        read=_read(block),
         keys=np.broadcast_to(keys, (n, tokens, tokens)),
         attention=_numbers(attention).reshape(n, tokens, fit.heads, tokens),
         fitted=_numbers(block.outputs - residual).reshape(shape),
@@ -269,36 +270,51 @@ def _counted(block: Block) -> Values:
     return _numbers(block.counted).reshape(n, tokens)
 
 
+def _read(block: Block) -> Values:
+    """1 for tokens that some counted row may attend to, (n, k)."""
+    n, tokens, _ = block.keys.shape
+    if block.allowed is None:
+        return np.ones((n, tokens))
+    return np.broadcast_to(backend.to_numpy(block.allowed).any(axis=1), (n, tokens)) * 1.0
+
+
 def scatter(blocks: Sequence[Block]) -> tuple[int, float]:
     """The number of repetitions, all but one of each repeated input, and the variance over them.
 
-    Inputs are tokens and padding. Variances are of outputs of unit mean square, averaged over
-    entries. Exact copies count once: they may be one example that was stored twice.
+    Inputs are the tokens that are read, and which rows count. Variances are of outputs of unit mean
+    square, averaged over entries of rows that count. Exact copies count once: they may be one
+    example that was stored twice.
     """
     groups: dict[bytes, dict[bytes, Values]] = {}
+    rows: dict[bytes, float] = {}
     for block in blocks:
         outputs = _numbers(block.outputs).reshape(*block.keys.shape[:2], block.outputs.shape[1])
-        inputs = _input_keys(_numbers(block.keys), _counted(block))
+        counted = _counted(block)
+        inputs = _input_keys(_numbers(block.keys), _read(block), counted)
         copies = row_keys(outputs, decimals=DECIMALS)
+        rows.update(zip(inputs, counted.sum(axis=1).tolist(), strict=True))
         for key, copy, output in zip(inputs, copies, outputs, strict=True):
             groups.setdefault(key, {})[copy] = output
-    repeated = [np.stack(list(group.values())) for group in groups.values() if len(group) > 1]
-    pairs = sum(len(group) - 1 for group in repeated)
-    if not pairs:
-        return 0, 0.0
-    squares = sum(float(np.sum((group - group.mean(axis=0)) ** 2)) for group in repeated)
-    return pairs, squares / (pairs * repeated[0][0].size)
+    pairs, squares, entries = 0, 0.0, 0.0
+    for key, group in groups.items():
+        if len(group) > 1:
+            together = np.stack(list(group.values()))
+            pairs += len(group) - 1
+            squares += float(np.sum((together - together.mean(axis=0)) ** 2))
+            entries += (len(group) - 1) * rows[key] * together.shape[2]
+    return pairs, squares / (entries or 1.0)
 
 
-def _input_keys(tokens: Values, counted: Values, *outputs: Values) -> list[bytes]:
-    """Keys that are equal for examples with the same tokens, padding and outputs."""
-    return row_keys(tokens * counted[:, :, None], counted, *outputs, decimals=DECIMALS)
+def _input_keys(tokens: Values, read: Values, counted: Values, *outputs: Values) -> list[bytes]:
+    """Keys that are equal for examples with the same tokens that are read, rows and outputs."""
+    return row_keys(tokens * read[:, :, None], read, counted, *outputs, decimals=DECIMALS)
 
 
 def _without_copies(other: ResidualSample, seen: ResidualSample) -> ResidualSample:
     """The examples whose tokens and outputs occur neither among the seen ones nor earlier."""
     before, keys = (
-        _input_keys(one.tokens, one.counted, one.fitted + one.residual) for one in (seen, other)
+        _input_keys(one.tokens, one.read, one.counted, one.fitted + one.residual)
+        for one in (seen, other)
     )
     known, kept = set(before), []
     for position, key in enumerate(keys):

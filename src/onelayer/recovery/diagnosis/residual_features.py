@@ -34,10 +34,11 @@ class ResidualSample(NamedTuple):
     """Examples with the attention, outputs and residuals of a fit."""
 
     tokens: Values  # (n, k, d), whitened
-    counted: Values  # (n, k), 0 for padding
+    counted: Values  # (n, k), 1 for rows whose outputs are observed
+    read: Values  # (n, k), 1 for tokens that these rows may attend to
     keys: Values  # (n, k, k): the uniform distribution over the keys that a row may attend to
     attention: Values  # (n, k, m, k) of the fitted heads
-    fitted: Values  # (n, k, e), zero in the padding, as is the residual
+    fitted: Values  # (n, k, e), zero in rows that do not count, as is the residual
     residual: Values
 
     def take(self, examples: slice | list[int]) -> ResidualSample:
@@ -58,13 +59,13 @@ class ResidualSample(NamedTuple):
 
     def means(self, pattern: Values, values: Values) -> Values:
         """The mean of values (n, k, f) over the keys in a pattern, for every row; zero if none."""
-        weights = pattern * self.counted[:, None, :]
+        weights = pattern * self.read[:, None, :]
         total = weights.sum(axis=2, keepdims=True)
         return np.asarray(weights @ values / np.where(total == 0, 1.0, total))
 
     def group_means(self, values: Values) -> Values:
         """The means of values (n, k, f) in each group of places, for all rows: (n, k, groups·f)."""
-        weights = self.groups.T * self.counted[:, None, :]
+        weights = self.groups.T * self.read[:, None, :]
         means = weights @ values / np.maximum(weights.sum(axis=2, keepdims=True), 1.0)
         n, tokens = values.shape[:2]
         return np.broadcast_to(means.reshape(n, 1, -1), (n, tokens, means[0].size))

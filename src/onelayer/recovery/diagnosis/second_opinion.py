@@ -90,8 +90,10 @@ class SecondOpinion:
             )
 
     def suspect(self) -> None:
-        """Check the raw examples, once."""
-        if self.suspicions is None:
+        """Check the raw examples, once; the checks need the outputs of all tokens."""
+        if self.suspicions is None and self.examples.partly_observed:
+            self.suspicions = []
+        elif self.suspicions is None:
             rows = self.examples.source.rows(self._positions(_CHECKED))
             X, Y, *mask = (backend.to_numpy(array) for array in rows if array is not None)
             self.suspicions = suspicions.suspicions(X, Y, *mask, bias=self.bias, causal=self.causal)

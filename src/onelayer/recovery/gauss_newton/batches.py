@@ -26,9 +26,10 @@ Rows: TypeAlias = PerBlock[Array]  # arrays (n·k, e)
 class Block:
     """Some examples, ready for products: queries (n, k, p), keys (n, k, d), outputs (n·k, e).
 
-    `allowed` (n or 1, k, k) says which keys a row may attend to, None for all. Rows of padding
-    attend to nothing and have zero outputs, so they drop out of every sum; `counted` (n·k, 1) is 1
-    for the other rows, None where all count. `offset` (d,) is added to the attended tokens, if any.
+    `allowed` (n or 1, k, k) says which keys a row may attend to, None for all. Rows of padding, and
+    rows whose outputs are not observed, attend to nothing and have zero outputs, so they drop out
+    of every sum; `counted` (n·k, 1) is 1 for the other rows, None where all count. `offset` (d,) is
+    added to the attended tokens, if any.
     """
 
     queries: Array
