@@ -10,6 +10,7 @@ import numpy as np
 from onelayer.array import backend
 from onelayer.array.backend import Array
 from onelayer.heads import dense
+from onelayer.recovery import roles
 from onelayer.recovery.examples import WhitenedExamples, hold
 from onelayer.recovery.factored.model import Factors
 from onelayer.recovery.gauss_newton import varpro
@@ -125,8 +126,12 @@ def _half_whitened_tokens(problem: Whitening) -> tuple[Matrix, Matrix]:
 
 def _half_whitened_outputs(examples: WhitenedExamples) -> tuple[Matrix, Matrix]:
     """M and its inverse."""
-    rows = dense.flat_tokens(examples.Y)
-    found = backend.to_numpy(backend.transpose(rows) @ rows) / max(int(rows.shape[0]), 1)
+    rows, count = dense.flat_tokens(examples.Y), examples.examples * examples.tokens
+    observed = roles.observed(examples.mask)
+    if observed is not None:
+        rows = rows * backend.like(dense.flat_tokens(observed[..., None]), rows)
+        count = int(np.count_nonzero(backend.to_numpy(observed)))
+    found = backend.to_numpy(backend.transpose(rows) @ rows) / max(count, 1)
     values, vectors = np.linalg.eigh(found)
     largest = float(values[-1]) or 1.0
     deviations = np.sqrt(np.maximum(values, _FAINT**2 * largest))
