@@ -54,6 +54,15 @@ def test_orthogonalised_matrices_turn_with_what_they_are_of(xp_array, sizes, see
     np.testing.assert_allclose(turned, left @ plain @ right, atol=1e-9)
 
 
+@pytest.mark.parametrize("length", [1e-36, 7.9e-24, 1e30])
+def test_tiny_and_huge_matrices_of_single_precision_are_orthogonalised(xp_array, length):
+    given = matrices_with([1.0, 0.5, 0.2], np.random.default_rng(0)) * length
+    found = to_numpy(descent.orthogonalised(xp_array(given.astype(np.float32))))
+    values = np.linalg.svd(found, compute_uv=False)
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+
+
 def test_nothing_is_orthogonalised_to_nothing(xp_array):
     zeros = xp_array(np.zeros((2, 4, 3), dtype=np.float32))
     assert not to_numpy(descent.orthogonalised(zeros)).any()

@@ -148,6 +148,14 @@ def test_the_same_seed_gives_the_same_bits(all_are_large):
 
 
 @pytest.mark.slow
+def test_two_examples_are_too_few(all_are_large):
+    layer = AttentionLayer.random(heads=3, dim=8, rank=2, bias=True, seed=0)
+    X = np.random.default_rng(3).standard_normal((2, 4, 8))
+    found = recover(X, layer(X), heads=3, rank=2, bias=True, method="refine")
+    assert found.reason is Reason.TOO_FEW_EXAMPLES
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("large", [True, False])
 def test_error_bars_of_large_problems_take_no_draws(large, request, monkeypatch):
     if large:

@@ -202,8 +202,10 @@ def orthogonalised(matrices: Array) -> Array:
     within five iterations, however small they were.
     """
     xp, turned = backend.namespace(matrices), backend.transpose
-    size = xp.sqrt(xp.sum(matrices * matrices, axis=(1, 2), keepdims=True))
-    found = matrices / xp.where(size > 0, size, xp.ones_like(size))
+    largest = xp.max(xp.abs(matrices), axis=(1, 2), keepdims=True)  # or small squares would vanish
+    found = matrices / xp.where(largest > 0, largest, xp.ones_like(largest))
+    size = xp.sqrt(xp.sum(found * found, axis=(1, 2), keepdims=True))
+    found = found / xp.where(size > 0, size, xp.ones_like(size))
     one = backend.like(np.eye(int(matrices.shape[2])), matrices)
     for _ in range(5):
         gram = turned(found) @ found

@@ -35,6 +35,7 @@ from onelayer.recovery.factored.model import Activations
 
 # ε, in units of the mean eigenvalue of M_aᵀ G⁻¹ M_a.
 _EVENNESS = 1.0
+_LEAST_TRACE = 1e-4  # of ε B_a, relative to the rank
 _MOST_TOKENS = 2  # times the rank: longer examples have norms that cost more than they save
 
 
@@ -97,7 +98,9 @@ def row_norms(activations: Sequence[Activations], inverse: Array) -> list[RowNor
     )
     xp = backend.namespace(inverse)
     traces = sum(trace for _, trace in found) / sum(one.shape[0] * tokens for one, _ in found)
-    scale = xp.reshape(rank / (rank - traces), (-1, 1, 1))
+    spare = rank - traces  # positive, but for rounding
+    least = _LEAST_TRACE * rank * xp.ones_like(spare)
+    scale = xp.reshape(rank / xp.where(spare > least, spare, least), (-1, 1, 1))
     root = backend.single(xp.linalg.cholesky(backend.double(inverse)))
     return [
         RowNorms(at.value, omega, scale, root)
