@@ -61,7 +61,7 @@ def assert_joined(found, parts):
 
 @every_kind
 def test_pieces_are_joined_in_memory(parts):
-    memory = pieces.InMemory()
+    memory = pieces.PiecesInMemory()
     for part in parts:
         memory.append(*part)
     assert memory.examples == sum(len(X) for X, _, _ in parts)
@@ -86,7 +86,7 @@ def test_pieces_are_joined_in_files(tmp_path, parts, exists):
 def test_entries_of_padding_become_zeros_even_if_they_are_no_numbers():
     X, Y, mask = piece(2, 3, padded=[(1, 2)])
     Y[1, 2] = np.nan
-    memory = pieces.InMemory()
+    memory = pieces.PiecesInMemory()
     memory.append(X, Y, mask)
     assert_joined(memory.joined(), [(X, Y, mask)])
 
@@ -95,7 +95,7 @@ def test_outputs_with_other_rows_are_refused():
     X, Y, _ = piece(2, 3)
     message = "the outputs have shape (2, 2, 2) where the inputs have (2, 3, 3), expected one"
     with pytest.raises(ValueError, match=re.escape(message)):
-        pieces.InMemory().append(X, Y[:, :2], None)
+        pieces.PiecesInMemory().append(X, Y[:, :2], None)
 
 
 @pytest.mark.parametrize("error", [OSError("no space left on device"), KeyboardInterrupt()])

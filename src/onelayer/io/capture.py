@@ -20,7 +20,7 @@ from onelayer import spelling
 from onelayer.array import backend, checks
 from onelayer.array.backend import NumpyArray
 from onelayer.io import torch_modules
-from onelayer.io.pieces import Examples, InFolder, InMemory
+from onelayer.io.pieces import Examples, InFolder, PiecesInMemory
 
 # Query, key and output projections by their names inside an attention module. None where one
 # projection makes queries, keys and values.
@@ -120,7 +120,7 @@ def capture(
         limit = checks.positive_int(limit, "limit")
     recorder = _recorder(model, name)
     _check_batches(batches)
-    with nullcontext(InMemory()) if to is None else InFolder(to) as pieces:
+    with nullcontext(PiecesInMemory()) if to is None else InFolder(to) as pieces:
         with _evaluation(model), recorder.attached():
             for batch in batches:
                 _run(model, batch)

@@ -26,7 +26,7 @@ _HEADER = 256  # bytes of a .npy file before its entries, enough for any three a
 _MAGIC = np.lib.format.magic(1, 0)
 
 
-class InMemory:
+class PiecesInMemory:
     """Pieces in a list."""
 
     def __init__(self) -> None:

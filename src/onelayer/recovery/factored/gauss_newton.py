@@ -32,7 +32,7 @@ from onelayer.array.backend import Array
 from onelayer.array.krylov import conjugate_gradients
 from onelayer.recovery.factored import model
 from onelayer.recovery.factored.decoupling import Decoupling
-from onelayer.recovery.factored.metric import Metric, metric
+from onelayer.recovery.factored.metric import JointMetric, metric
 from onelayer.recovery.factored.metric import norms as row_norms
 from onelayer.recovery.factored.model import Activations, Factors
 from onelayer.recovery.factored.row_norms import RowNorms
@@ -220,7 +220,7 @@ class _Products:
     blocks: list[Block]
     activations: list[Activations]
     norms: list[RowNorms | None]
-    metric: Metric
+    metric: JointMetric
     equations: int
 
     @classmethod

@@ -98,7 +98,7 @@ class Separate(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Metric:
+class JointMetric:
     """A matrix for every head and kind of factor."""
 
     tokens: dict[str, Pair]  # C of queries and keys, (m, d, d)
@@ -123,7 +123,7 @@ def metric(
     rng: np.random.Generator,
     by_head: bool,
     norms: Sequence[RowNorms] | None = None,
-) -> Metric:
+) -> JointMetric:
     """The metric at some factors, from random outputs on some of the blocks.
 
     With `by_head` the outputs are decoupled, and residuals may be measured in `norms`. Factors and
@@ -148,7 +148,7 @@ def metric(
         flows = [(place, back.key_bias) for place, back in some]
         bias = _of_numbers(share * _sum(flows, _weighted_squares, factors.query))
     linear = _by_head(factors, places) if by_head else _separate(factors, places, some, share)
-    return Metric(tokens, moments, bias, linear)
+    return JointMetric(tokens, moments, bias, linear)
 
 
 def norms(

@@ -50,8 +50,7 @@ class RowNorms:
 
     def times(self, rows: Array) -> Array:
         """Rows (n·k, e) times their matrices; outputs that no head has stay as they are."""
-        inner = int(self.value.shape[1] * self.value.shape[3])
-        return self._of_heads(rows, self._weighted(self._by_head(rows[:, :inner])))
+        return self._of_heads(rows, self._weighted(self._by_head(rows)))
 
     def drawn(self, at: Activations, rng: np.random.Generator) -> Array:
         """Random rows with these matrices as their covariances.
@@ -60,8 +59,7 @@ class RowNorms:
         """
         xp = backend.namespace(at.residuals)
         rows = backend.like(rng.standard_normal(tuple(at.residuals.shape)), at.residuals)
-        inner = int(self.value.shape[1] * self.value.shape[3])
-        mine = self._by_head(rows[:, :inner])
+        mine = self._by_head(rows)
         shape = (*mine.shape[:3], self.root.shape[2])
         other = backend.like(rng.standard_normal(shape), mine)
         scores = other @ backend.transpose(at.key @ self.root)
@@ -76,16 +74,16 @@ class RowNorms:
         return backend.like(self.scale, by_head) * found
 
     def _by_head(self, rows: Array) -> Array:
-        """(n·k, m·r) -> (n, m, k, r)."""
+        """The first columns of rows (n·k, e), those of heads, as (n, m, k, r)."""
         xp, (n, heads, tokens, rank) = backend.namespace(rows), self.value.shape
-        return xp.permute_dims(xp.reshape(rows, (n, tokens, heads, rank)), (0, 2, 1, 3))
+        found = xp.reshape(rows[:, : heads * rank], (n, tokens, heads, rank))
+        return xp.permute_dims(found, (0, 2, 1, 3))
 
     def _of_heads(self, rows: Array, by_head: Array) -> Array:
         """Rows with their first columns from (n, m, k, r)."""
-        found, inner = model.joined(by_head), int(self.value.shape[1] * self.value.shape[3])
-        if inner == rows.shape[1]:
-            return found
-        return backend.namespace(rows).concat([found, rows[:, inner:]], axis=1)
+        found = model.joined(by_head)
+        rest = rows[:, found.shape[1] :]
+        return backend.namespace(rows).concat([found, rest], axis=1) if rest.shape[1] else found
 
 
 def row_norms(activations: Sequence[Activations], inverse: Array) -> list[RowNorms] | None:
