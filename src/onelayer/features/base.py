@@ -23,7 +23,7 @@ from onelayer.data.sets import SetRules, Sets
 from onelayer.data.sources import Source
 from onelayer.data.standardization import Standardization
 from onelayer.features import examples, progress, queries, validation
-from onelayer.features.examples import ChunkReader, GivenExamples, OfSets, Summary
+from onelayer.features.examples import ChunkReader, ExamplesSummary, GivenExamples, OfSets
 from onelayer.features.models import Predictor, RidgeModel, RidgeProblem
 from onelayer.features.solvers.intercept import RidgeSolution
 
@@ -70,7 +70,7 @@ class SetEstimator(BaseEstimator):
         validation.check_dim(self, X, sets.dim, reset, name)
         return examples.in_memory(sets, y, sample_weight, reader)
 
-    def _learn(self, given: GivenExamples, first: int | None) -> Summary:
+    def _learn(self, given: GivenExamples, first: int | None) -> ExamplesSummary:
         """Check all examples, and learn standardization from the first ones, from all for None."""
         seen, sample = given.summarize(first if self.standardize else 0), given.form.sample
         self._standard = None

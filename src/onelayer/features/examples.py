@@ -67,7 +67,7 @@ class ChunkReader:
         return as_sets(X, mask, self.rules, chunk.start)
 
 
-class Summary(NamedTuple):
+class ExamplesSummary(NamedTuple):
     """What one pass over all examples shows."""
 
     error: Exception | None
@@ -103,7 +103,7 @@ class GivenExamples:
         lengths = self.source.lengths if self.streamed else None
         return self.source.chunks.map(_read, self.reader, lengths)
 
-    def summarize(self, first: int | None = 0) -> Summary:
+    def summarize(self, first: int | None = 0) -> ExamplesSummary:
         """Check all chunks; moments are those of the first examples, of all for None."""
         first = len(self.source) if first is None else first
         found = self.checked.map(_summarize, self.reader.labels, first).reduce(_merge)
@@ -117,7 +117,7 @@ class GivenExamples:
         check_classification_targets(np.repeat(found.labels, max(1, len(self.source) // count)))
         return found._replace(target_shape=() if count == 2 else (count,))
 
-    def rows(self, seen: Summary, standard: Standardization | None) -> Source:
+    def rows(self, seen: ExamplesSummary, standard: Standardization | None) -> Source:
         """Chunks of sets, targets (n, t) times the scale of rows, and that scale (n,) or None."""
         found = self.checked.map(_rows, standard, seen.labels if self.reader.labels else None)
         targets = np.empty((1, *(seen.target_shape or (1,))))
@@ -192,11 +192,11 @@ def _read(chunk: Chunk, reader: ChunkReader, length: int | None) -> CheckedChunk
         return error
 
 
-def _summarize(checked: CheckedChunk | Exception, labels: bool, first: int) -> Summary:
+def _summarize(checked: CheckedChunk | Exception, labels: bool, first: int) -> ExamplesSummary:
     if isinstance(checked, Exception):
-        return Summary(checked)
+        return ExamplesSummary(checked)
     start, sets, targets, weights = checked
-    seen = Summary(None)
+    seen = ExamplesSummary(None)
     if weights is not None:
         seen = seen._replace(largest_weight=backend.largest(weights))
     if start < first:
@@ -210,15 +210,15 @@ def _summarize(checked: CheckedChunk | Exception, labels: bool, first: int) -> S
     return seen._replace(labels=np.unique(targets))
 
 
-def _merge(one: Summary, other: Summary) -> Summary:
+def _merge(one: ExamplesSummary, other: ExamplesSummary) -> ExamplesSummary:
     """The summary of the chunks of two; of two errors the first counts."""
     if one.error or other.error:
-        return Summary(one.error or other.error)
+        return ExamplesSummary(one.error or other.error)
     weight = max(one.largest_weight, other.largest_weight)
     moments = [seen.moments for seen in (one, other) if seen.moments is not None]
     together = reduce(operator.add, moments) if moments else None
     labels = np.union1d(one.labels, other.labels)
-    return Summary(None, one.target_shape, weight, labels, together)
+    return ExamplesSummary(None, one.target_shape, weight, labels, together)
 
 
 def _rows(
